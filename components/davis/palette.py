@@ -1,0 +1,37 @@
+"""Object ids as palette PNGs, the format that DAVIS and its official tool exchange."""
+
+from io import BytesIO
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+Ids = NDArray[np.uint8]
+
+
+def _colour(index: int) -> tuple[int, int, int]:
+    """DAVIS' colour of one id: its bits dealt to R, G, B from the highest bit down (as PASCAL VOC does); greys from 22 on."""
+    if index >= 22:
+        return index, index, index
+    red, green, blue = (
+        sum((index >> (3 * row + channel) & 1) << (7 - row) for row in range(2)) for channel in range(3)
+    )
+    return min(red, 191), min(green, 191), min(blue, 191)  # DAVIS has 191 where VOC has 192
+
+
+PALETTE = [value for index in range(256) for value in _colour(index)]
+
+
+def write_ids(path: Path, ids_HW: Ids) -> None:
+    """Writes a P-mode PNG with DAVIS' palette."""
+    image = Image.fromarray(ids_HW)
+    image.putpalette(PALETTE)
+    image.save(path, format="PNG")
+
+
+def read_values(png: bytes) -> tuple[Ids, bool]:
+    """The stored values [H,W] of a mask, and whether it has a palette (else it is grey; black and white read as 0 and 255)."""
+    with Image.open(BytesIO(png)) as image:
+        grey = image.convert("L") if image.mode == "1" else image
+        return np.array(grey, dtype=np.uint8), image.mode == "P"

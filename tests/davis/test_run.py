@@ -1,0 +1,197 @@
+"""The whole stage on two made-up videos: files, scores and faults."""
+
+import csv
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from components.davis.contract import DavisInputs, DavisMetrics, DavisOutputs, DavisParams
+from components.davis.palette import PALETTE
+from components.davis.run import run
+from components.davis.scores import boundary_agreement, region_overlap, statistics
+
+MakeDataset = Callable[..., Path]
+MakeMask = Callable[[np.ndarray, str], bytes]
+Frame = tuple[np.ndarray, bytes]
+
+PARAMS: dict[str, Any] = {
+    "dataset": "toy",
+    "profile": "clean",
+    "short_side": 40,
+    "context_frames": 3,
+    "radius": 3,
+    "top_k": 5,
+    "temperature": 0.1,
+}
+HEIGHT, WIDTH, FRAMES = 80, 104, 6
+
+
+def scene(objects: int, frame: int) -> tuple[np.ndarray, np.ndarray]:
+    """Coloured squares moving right over a textured ground, and their ids."""
+    picture = np.random.default_rng(5).integers(40, 120, (HEIGHT, WIDTH, 3), dtype=np.uint8)
+    ids = np.zeros((HEIGHT, WIDTH), dtype=np.uint8)
+    for label, colour in zip(range(1, objects + 1), ((240, 30, 30), (30, 30, 240)), strict=False):
+        rows, columns = slice(36 * label - 28, 36 * label - 4), slice(12 + 6 * frame, 36 + 6 * frame)
+        picture[rows, columns] = colour
+        ids[rows, columns] = label
+    return picture, ids
+
+
+@pytest.fixture
+def dataset(make_dataset: MakeDataset, png: MakeMask) -> Path:
+    """Two objects with ids; one in 0/255 with a frame that has no mask; and a clip too short to score."""
+
+    def clip(objects: int, length: int, scale: int, mode: str) -> list[Frame]:
+        scenes = [scene(objects, frame) for frame in range(length)]
+        return [(picture, png(ids * np.uint8(scale), mode)) for picture, ids in scenes]
+
+    single = clip(1, FRAMES, 255, "L")
+    single[2] = (single[2][0], b"")
+    return make_dataset({"pair": clip(2, FRAMES, 1, "P"), "single": single, "short": clip(1, 2, 1, "P")})
+
+
+def evaluate(folder: Path, dataset: Path, encoder: Path, **changes: Any) -> tuple[DavisMetrics, DavisOutputs]:
+    names = {"masks": "masks", "scores": "davis.csv", "sheet": "sheet.png", "metrics": "m.json", "run": "r.json"}
+    outputs = DavisOutputs(**{name: folder / path for name, path in names.items()})
+    return run(DavisParams(**PARAMS | changes), DavisInputs(encoder=encoder, dataset=dataset), outputs), outputs
+
+
+def content(folder: Path) -> dict[str, str]:
+    paths = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}
+
+
+def test_masks_are_what_the_official_tool_reads(tmp_path: Path, dataset: Path, encoder_file: Path) -> None:
+    _, outputs = evaluate(tmp_path, dataset, encoder_file)
+    frames = [f"{5 * frame:05d}.png" for frame in range(FRAMES)]
+    expected = {
+        f"{encoder}/{clip}/{frame}"
+        for encoder in ("pretrained", "untrained")
+        for clip in ("pair", "single")
+        for frame in frames
+    }
+    assert set(content(outputs.masks)) == expected
+    for path in outputs.masks.rglob("*.png"):
+        with Image.open(path) as image:
+            assert (image.mode, image.size) == ("P", (WIDTH, HEIGHT))
+            assert image.getpalette()[:9] == PALETTE[:9]
+    with Image.open(outputs.masks / "untrained" / "pair" / "00000.png") as image:
+        assert np.array_equal(np.array(image), scene(2, 0)[1])
+
+
+def test_scores_are_those_of_the_files(tmp_path: Path, dataset: Path, encoder_file: Path) -> None:
+    """Scored again from the PNGs and the drawn truth; the second clip's frame 2 has no mask and must not count."""
+    metrics, outputs = evaluate(tmp_path, dataset, encoder_file)
+    with outputs.scores.open(newline="") as stream:
+        table = list(csv.DictReader(stream))
+    assert [(row["encoder"], row["sequence"], row["object"]) for row in table] == [
+        (encoder, *each)
+        for encoder in ("pretrained", "untrained")
+        for each in (("pair", "1"), ("pair", "2"), ("single", "1"))
+    ]
+    for row in table:
+        j, f = [], []
+        scored = [1, 2, 3, 4] if row["sequence"] == "pair" else [1, 3, 4]
+        for frame in scored:
+            with Image.open(outputs.masks / row["encoder"] / row["sequence"] / f"{5 * frame:05d}.png") as image:
+                predicted = np.array(image) == int(row["object"])
+            true = scene(2, frame)[1] == int(row["object"])
+            j.append(region_overlap(predicted, true))
+            f.append(boundary_agreement(predicted, true))
+        assert int(row["frames"]) == len(scored)
+        got = [float(row[f"{measure}_{name}"]) for measure in "jf" for name in ("mean", "recall", "decay")]
+        assert got == pytest.approx([100 * value for value in (*statistics(j), *statistics(f))], abs=1e-4)
+    for suffix, encoder in (("", "pretrained"), ("_untrained", "untrained")):
+        for measure in "jf":
+            mean = np.mean([float(row[f"{measure}_mean"]) for row in table if row["encoder"] == encoder])
+            assert getattr(metrics, f"{measure}_mean{suffix}") == pytest.approx(mean, abs=1e-4)
+    assert metrics.jf_mean == pytest.approx((metrics.j_mean + metrics.f_mean) / 2)
+    assert metrics.jf_mean_gain == pytest.approx(metrics.jf_mean - metrics.jf_mean_untrained)
+    assert (metrics.sequences, metrics.objects, metrics.frames, metrics.sequences_excluded) == (2, 3, 7, 1)
+
+
+@pytest.mark.parametrize("profile", ["paper", "clean"])
+def test_moving_squares_are_followed(tmp_path: Path, dataset: Path, encoder_file: Path, profile: str) -> None:
+    """Even random features tell these colours apart. Frozen first masks would reach a J of 27."""
+    metrics, _ = evaluate(tmp_path, dataset, encoder_file, profile=profile)
+    still = [region_overlap(scene(1, 0)[1] == 1, scene(1, frame)[1] == 1) for frame in range(1, FRAMES - 1)]
+    assert metrics.j_mean > 100 * np.mean(still) + 20
+
+
+def test_again_gives_the_same_bytes(tmp_path: Path, dataset: Path, encoder_file: Path) -> None:
+    first = evaluate(tmp_path / "a", dataset, encoder_file)[0]
+    second = evaluate(tmp_path / "b", dataset, encoder_file)[0]
+    assert first == second
+    assert content(tmp_path / "a") == content(tmp_path / "b")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"profile": "paper"},
+        {"short_side": 48},
+        {"context_frames": 0},
+        {"radius": 1},
+        {"top_k": 1},
+        {"temperature": 1.0},
+    ],
+    ids=str,
+)
+def test_every_field_matters(tmp_path: Path, dataset: Path, encoder_file: Path, change: dict[str, Any]) -> None:
+    before, after = (
+        evaluate(tmp_path / folder, dataset, encoder_file, **each)[1]
+        for folder, each in (("before", {}), ("after", change))
+    )
+    assert content(before.masks) != content(after.masks)
+
+
+def test_excluded_clip_is_named(
+    tmp_path: Path, dataset: Path, encoder_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    evaluate(tmp_path, dataset, encoder_file)
+    told = capsys.readouterr().out
+    assert "davis: short is left out: no frame between its first and its last has a mask" in told
+    assert "davis: pretrained encoder, sequence 2/2 single" in told
+    assert "davis: 24/24 frames" in told
+
+
+def test_nothing_to_score_is_refused(
+    tmp_path: Path, make_dataset: MakeDataset, png: MakeMask, encoder_file: Path
+) -> None:
+    picture, ids = scene(1, 0)
+    folder = make_dataset({"brief": [(picture, png(ids, "P"))] * 2})
+    with pytest.raises(ValueError, match="'toy': none of its 1 sequences has a mask between its first and its last"):
+        evaluate(tmp_path, folder, encoder_file)
+    assert not (tmp_path / "masks").exists()
+
+
+def test_a_fault_midway_leaves_the_last_results(
+    tmp_path: Path, make_dataset: MakeDataset, png: MakeMask, dataset: Path, encoder_file: Path
+) -> None:
+    _, outputs = evaluate(tmp_path, dataset, encoder_file)
+    before = content(outputs.masks)
+    picture, ids = scene(1, 0)
+    frames = [(picture, png(ids, "P"))] * 3 + [(picture[:40], png(ids[:40], "P"))]
+    broken = make_dataset({"good": frames[:3], "torn": frames}, "broken")
+    with pytest.raises(ValueError, match="torn/00015.jpg"):
+        evaluate(tmp_path, broken, encoder_file)
+    assert content(outputs.masks) == before
+    assert not list(tmp_path.glob(".*.partial"))
+
+
+def test_sheet_shows_prediction_and_truth(tmp_path: Path, dataset: Path, encoder_file: Path) -> None:
+    """One row per sequence; inside the first object, away from every outline, the ground is tinted with DAVIS' red."""
+    _, outputs = evaluate(tmp_path, dataset, encoder_file)
+    with Image.open(outputs.sheet) as image:
+        sheet = np.array(image.convert("RGB")).astype(int)
+    assert sheet.shape == (2 * 160, 4 * 208, 3)
+    tile = sheet[:160, :208]
+    centre = tile[2 * 20 - 3 : 2 * 20 + 3, 2 * 30 - 3 : 2 * 30 + 3].mean((0, 1))
+    expected = 0.45 * np.array([240, 30, 30]) + 0.55 * np.array([128, 0, 0])
+    assert np.abs(centre - expected).max() < 3
+    assert 150 < (tile == 255).all(-1).sum() < 500  # two outlines of 4·48 pixels, partly under the title
