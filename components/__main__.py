@@ -1,0 +1,69 @@
+"""Runs one stage: `python -m components <stage> --params FILE [--member NAME] --<input> PATH … --<output> PATH …`.
+
+Parameters and inputs are checked before anything heavy is imported, so that a mistake costs a fraction of a second.
+"""
+
+import argparse
+import importlib
+import signal
+import sys
+from pathlib import Path
+from types import FrameType
+
+from pydantic import ValidationError
+
+from components import stage as stages
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Exit status 0 on success, 2 for bad input (one message on stderr)."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    signal.signal(signal.SIGTERM, _terminate)
+    try:
+        return run_stage(arguments)
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+
+
+def _terminate(signum: int, frame: FrameType | None) -> None:
+    """Ends like Ctrl-C does, so that MLflow says KILLED and Ray stops its workers."""
+    raise SystemExit(128 + signum)
+
+
+def run_stage(arguments: list[str]) -> int:
+    """Validates, runs and records one stage. Raises ValueError for bad input."""
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(f"{__doc__}\nStages: {', '.join(stages.STAGES)}")
+        return 0
+    stage, contract = arguments[0], stages.contract(arguments[0])
+    parsed = vars(_parser(stage, contract).parse_args(arguments[1:]))
+    params = stages.load_params(stage, parsed.pop("params"), parsed.pop("member", ""))
+    try:
+        inputs = contract.inputs(**{name: parsed[name].absolute() for name in contract.inputs.model_fields})
+    except ValidationError as error:
+        raise ValueError(stages.explain(error, stage, contract.inputs)) from None
+    outputs = contract.outputs(**{name: parsed[name].absolute() for name in contract.outputs.model_fields})
+
+    from components import tracking  # imports mlflow: only once the input is known to be good
+
+    run = importlib.import_module(f"components.{stage}.run").run
+    with tracking.stage_run(stage, contract, params, inputs, outputs) as record:
+        record.finish(run(params, inputs, outputs))
+    return 0
+
+
+def _parser(stage: str, contract: stages.Contract) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog=f"python -m components {stage}", allow_abbrev=False)
+    parser.add_argument("--params", type=Path, required=True, metavar="FILE", help="the stage's params file")
+    if contract.members:
+        parser.add_argument("--member", required=True, metavar="NAME", help=f"which of {contract.members} to work on")
+    for kind, model in (("input", contract.inputs), ("output", contract.outputs)):
+        for name, field in model.model_fields.items():
+            flag = f"--{name.replace('_', '-')}"
+            parser.add_argument(flag, type=Path, required=True, metavar="PATH", help=f"{kind}: {field.description}")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

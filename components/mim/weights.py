@@ -1,0 +1,104 @@
+"""Weights: the one initialisation, and files that describe themselves."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from components.mim import keys
+from components.mim.encoder import Encoder, EncoderConfig
+from components.mim.model import MaskedImageModel
+from components.mim.predictor import Predictor, PredictorConfig
+
+PatchInit = Literal["fixed", "fan_in"]
+
+
+def initialise(module: nn.Module, seed: int, patch_init: PatchInit) -> None:
+    """Draws every weight of `module`; nothing else assigns any.
+
+    | tensor                  | distribution                                                                         |
+    |-------------------------|--------------------------------------------------------------------------------------|
+    | Linear weight, m̃        | normal, std 0.02, cut at ±2                                                          |
+    | patch projection        | the same (`fixed`, as the references) or std 1/√fan_in (`fan_in`: content as loud as ψ) |
+    | biases                  | 0                                                                                    |
+    | LayerNorm               | weight 1, bias 0                                                                     |
+    """
+    for name, parameter in module.named_parameters():
+        generator = torch.Generator().manual_seed(keys.key(seed, "init", name))
+        with torch.no_grad():
+            if parameter.ndim == 1:
+                parameter.fill_(1.0 if "norm" in name and name.endswith("weight") else 0.0)
+                continue
+            std = 0.02
+            if patch_init == "fan_in" and parameter.ndim == 4:
+                std = 1.0 / math.sqrt(parameter[0].numel())
+            parameter.copy_(_truncated_normal(parameter.shape, std, generator))
+
+
+def _truncated_normal(shape: torch.Size, std: float, generator: torch.Generator) -> Tensor:
+    return nn.init.trunc_normal_(torch.empty(shape), std=std, a=-2.0, b=2.0, generator=generator)
+
+
+def build(encoder: EncoderConfig, predictor: PredictorConfig, seed: int, patch_init: PatchInit) -> MaskedImageModel:
+    """A freshly initialised model."""
+    model = MaskedImageModel(Encoder(encoder), Predictor(predictor))
+    initialise(model, seed, patch_init)
+    return model
+
+
+def save(path: Path, module: Encoder | Predictor, about: dict[str, Any]) -> None:
+    """Writes `module` as safetensors whose metadata holds its architecture under `config` and `about` under `about`."""
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in module.state_dict().items()}
+    metadata = {
+        "config": json.dumps(module.config.as_dict(), sort_keys=True),
+        "about": json.dumps(about, sort_keys=True),
+    }
+    save_file(tensors, path, metadata=metadata)
+
+
+def read_about(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(config, about) of a file written by `save`. Raises ValueError for any other file."""
+    try:
+        with safe_open(path, "pt") as file:
+            metadata = file.metadata() or {}
+    except Exception as error:  # safetensors raises its own and OS errors alike
+        raise ValueError(
+            f"{str(path)!r} is not a readable safetensors file ({error}); make it with `dvc repro pretrain`"
+        ) from error
+    if not {"config", "about"} <= metadata.keys():
+        raise ValueError(f"{str(path)!r} holds no 'config' and 'about' metadata; it must come from the pretrain stage")
+    return json.loads(metadata["config"]), json.loads(metadata["about"])
+
+
+def load_encoder(path: Path) -> Encoder:
+    """The encoder in `path`, frozen and in eval mode. Every tensor must fit."""
+    encoder = Encoder(EncoderConfig(**read_about(path)[0]))
+    encoder.load_state_dict(_tensors(path), strict=True)
+    return encoder.eval().requires_grad_(False)
+
+
+def load_predictor(path: Path) -> Predictor:
+    """The predictor in `path`, frozen and in eval mode. Every tensor must fit."""
+    predictor = Predictor(PredictorConfig(**read_about(path)[0]))
+    predictor.load_state_dict(_tensors(path), strict=True)
+    return predictor.eval().requires_grad_(False)
+
+
+def untrained_encoder(path: Path) -> Encoder:
+    """The encoder in `path` as it was before its first step, drawn again from the seed it records."""
+    config, about = read_about(path)
+    predictor = PredictorConfig(
+        encoder_width=config["width"], width=4, layers=1, heads=1, mask_token=False, bias_on_noise=False
+    )
+    model = build(EncoderConfig(**config), predictor, about["seed"], about["patch_init"])
+    return model.encoder.eval().requires_grad_(False)
+
+
+def _tensors(path: Path) -> dict[str, Tensor]:
+    with safe_open(path, "pt") as file:
+        return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict

@@ -1,0 +1,1 @@
+"""Stage `pretrain`: StoP on I-JEPA, in Ray Train, with its training loop in plain torch."""

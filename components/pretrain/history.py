@@ -1,0 +1,84 @@
+"""The curves on their way from Ray's controller process to the person and to MLflow.
+
+The controller appends one JSON line a logged step, averaged over all ranks; the stage's own process follows the file. So
+the numbers are on disk whatever happens, and MLflow is written by one process only.
+"""
+
+import csv
+import json
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import ray.train
+
+from components import tracking
+from components.pretrain.loop import Row
+
+
+class HistoryWriter(ray.train.UserCallback):  # type: ignore[misc]
+    """Ray Train callback, run by the controller: appends the mean over ranks of every report to `path`."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def after_report(self, run_context: Any, metrics: Sequence[Mapping[str, float]], checkpoint: Any) -> None:
+        """Called by Ray once all ranks have reported a step."""
+        row = {name: sum(rank[name] for rank in metrics) / len(metrics) for name in metrics[0]}
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
+
+
+@contextmanager
+def following(path: Path, steps: int) -> Iterator[None]:
+    """Prints and logs the rows of `path` as they appear, each step once, also those of an attempt that was cut short."""
+    stop = threading.Event()
+    follower = threading.Thread(target=_follow, args=(path, steps, stop))
+    path.touch()
+    follower.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        follower.join()
+
+
+def _follow(path: Path, steps: int, stop: threading.Event) -> None:
+    seen, buffer = 0, ""
+    with path.open(encoding="utf-8") as file:
+        while True:
+            ended = stop.wait(0.5)
+            *lines, buffer = (buffer + file.read()).split("\n")
+            for row in map(json.loads, lines):
+                if row["step"] > seen:  # a restart computes the steps after its checkpoint again, to the same numbers
+                    seen = row["step"]
+                    _show(row, steps)
+            if ended:
+                return
+
+
+def _show(row: Row, steps: int) -> None:
+    curves = {f"pretrain/{name}": value for name, value in row.items() if name != "step"}
+    tracking.log_metrics(curves, step=int(row["step"]))
+    done, rate = int(row["step"]), row["images_per_second"]
+    per_step = row["seconds_per_step"]
+    tracking.progress(
+        f"step {done}/{steps}, epoch {row['epoch']:.1f}, loss {row['loss']:.4f}, effective rank {row['effective_rank']:.1f}, "
+        f"{rate:.0f} images/s, {_duration((steps - done) * per_step)} left"
+    )
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s" if minutes else f"{rest} s"
+
+
+def write_csv(path: Path, rows: Sequence[Row]) -> None:
+    """The curves as a table for DVC plots."""
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, fieldnames=list(rows[0]))
+        writer.writeheader()
+        writer.writerows({name: f"{value:.8g}" for name, value in row.items()} for row in rows)

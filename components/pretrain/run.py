@@ -1,0 +1,145 @@
+"""Pretraining in Ray Train: checks, the cluster, one `fit`, and the files that go on."""
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
+os.environ.setdefault("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", "300")  # importing torch takes long on a busy disk
+
+import ray  # noqa: E402 - reads its environment when imported
+import torch  # noqa: E402
+from ray.train import CheckpointConfig, RunConfig, ScalingConfig  # noqa: E402
+from ray.train.torch import TorchTrainer  # noqa: E402
+
+from components import tracking  # noqa: E402
+from components.images.store import Store  # noqa: E402
+from components.mim import weights  # noqa: E402
+from components.pretrain.batches import Batches  # noqa: E402
+from components.pretrain.contract import (  # noqa: E402
+    PretrainInputs,
+    PretrainMetrics,
+    PretrainOutputs,
+    PretrainParams,
+    Scale,
+)
+from components.pretrain.history import HistoryWriter, following, write_csv  # noqa: E402
+from components.pretrain.loop import State, build_model  # noqa: E402
+from components.pretrain.worker import STATE, train_worker  # noqa: E402
+from components.stage import atomic, fingerprint  # noqa: E402
+
+PROJECT = Path(__file__).parents[2]
+
+
+def run(params: PretrainParams, inputs: PretrainInputs, outputs: PretrainOutputs) -> PretrainMetrics:
+    """Trains, or continues this very work where it stopped, and exports the target encoder and the predictor."""
+    batches = Batches(params, Store(inputs.dataset, "train"), rank=0, world=params.scale.workers)
+    steps = params.optimisation.epochs * batches.steps_per_epoch
+    mark = fingerprint("pretrain", params, inputs)
+    folder = outputs.work / mark
+    folder.mkdir(parents=True, exist_ok=True)
+    tracking.progress(f"{steps} steps of {params.optimisation.global_batch_size} images; resume state in {folder}")
+    with _lock(folder), _cluster(params.scale), following(folder / "history.jsonl", steps):
+        trainer = TorchTrainer(
+            train_worker,
+            train_loop_config={"params": params.model_dump(), "dataset": str(inputs.dataset)},
+            scaling_config=_scaling(params.scale),
+            run_config=RunConfig(
+                name=mark,
+                storage_path=str(outputs.work),
+                callbacks=[HistoryWriter(folder / "history.jsonl")],
+                checkpoint_config=CheckpointConfig(num_to_keep=2),
+                worker_runtime_env={"env_vars": {"PYTHONPATH": str(PROJECT)}},
+            ),
+        )
+        result = trainer.fit()
+    with result.checkpoint.as_directory() as checkpoint:
+        state = torch.load(Path(checkpoint) / STATE, map_location="cpu", weights_only=True)
+    _export(params, mark, state, outputs)
+    tracking.log_figure(outputs.history)
+    return _metrics(params, state)
+
+
+@contextmanager
+def _lock(folder: Path) -> Iterator[None]:
+    """One process at a time works on a fingerprint. Raises ValueError when another one does."""
+    with (folder / "lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(
+                f"another process is training in {folder}; wait for it or stop it, two would spoil its checkpoints"
+            ) from None
+        yield
+
+
+@contextmanager
+def _cluster(scale: Scale) -> Iterator[None]:
+    """The Ray cluster at RAY_ADDRESS, else one on this machine for the time of the stage. Checks its resources first."""
+    if os.environ.get("RAY_ADDRESS"):
+        ray.init(address="auto", log_to_driver=False, logging_level="warning")
+    else:
+        ray.init(
+            num_cpus=os.cpu_count(),
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level="warning",
+            object_store_memory=200 * 2**20,  # nothing large passes through it
+        )
+    try:
+        total = ray.cluster_resources()
+        asked = {"CPU": scale.workers * scale.cpus_per_worker, "GPU": scale.workers * (scale.device == "gpu")}
+        for kind, count in asked.items():
+            if count > total.get(kind, 0):
+                raise ValueError(
+                    f"scale asks for {count} {kind}s ({scale.workers} workers), the Ray cluster has {total.get(kind, 0):.0f}; "
+                    f"lower scale.workers or scale.cpus_per_worker, or set RAY_ADDRESS to a larger cluster"
+                )
+        yield
+    finally:
+        ray.shutdown()
+
+
+def _scaling(scale: Scale) -> Any:
+    gpu = scale.device == "gpu"
+    resources = {"CPU": scale.cpus_per_worker, **({"GPU": 1} if gpu else {})}
+    return ScalingConfig(num_workers=scale.workers, use_gpu=gpu, resources_per_worker=resources)
+
+
+def _export(params: PretrainParams, mark: str, state: State, outputs: PretrainOutputs) -> None:
+    model = build_model(params)
+    model.load_state_dict(state["model"], strict=True)
+    about = {
+        "fingerprint": mark,
+        "params": params.model_dump(),
+        "patch_init": params.encoder.patch_init,
+        "seed": params.seed,
+        "steps": state["step"],
+    }
+    with atomic(outputs.predictor) as path:
+        weights.save(path, model.predictor, about)
+    model.encoder.load_state_dict(state["target"], strict=True)
+    with atomic(outputs.encoder) as path:
+        weights.save(path, model.encoder, about)
+    with atomic(outputs.state) as path:
+        torch.save(state, path)
+    with atomic(outputs.history) as path:
+        write_csv(path, state["history"])
+
+
+def _metrics(params: PretrainParams, state: State) -> PretrainMetrics:
+    rows = state["history"]
+    tail = rows[-max(1, len(rows) // 10) :]
+    last = {name: rows[-1].get(name, 0.0) for name in PretrainMetrics.model_fields}
+    seconds = sum(row["seconds"] for row in rows)
+    images = state["step"] * params.optimisation.global_batch_size
+    last |= {
+        "loss": sum(row["loss"] for row in tail) / len(tail),
+        "images_per_second": images / seconds,
+        "steps": float(state["step"]),
+    }
+    return PretrainMetrics(**last)

@@ -1,0 +1,1 @@
+"""Stage `report`: every evaluation's pretrained score beside the same encoder untrained."""
