@@ -1,0 +1,1 @@
+"""Images on disk (memory-mapped Arrow shards) and on their way to a model."""

@@ -1,0 +1,176 @@
+"""Prepared datasets: memory-mapped Arrow shards beside a card that says what they hold.
+
+`<folder>/card.json` and `<folder>/<split>/shard-00000.arrow`, one record batch a shard, in Arrow's IPC file format.
+The bytes are a function of the rows alone: no time, no random id, no library version.
+"""
+
+import bisect
+import hashlib
+import json
+import struct
+from collections.abc import Iterable, Iterator, Mapping
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from PIL import Image, ImageOps, UnidentifiedImageError
+
+from components.stage import write_json
+
+Row = Mapping[str, Any]
+
+COLUMNS: dict[str, dict[str, pa.DataType]] = {
+    kind: {"path": pa.string(), "image": pa.binary(), **extra}
+    for kind, extra in {
+        "images": {"label": pa.int32()},  # -1 where there are no classes
+        "scenes": {"count": pa.int32(), "distance": pa.float64()},
+        "video": {"sequence": pa.string(), "frame": pa.int32(), "mask": pa.binary()},  # b"" without annotation
+    }.items()
+}
+CARD = ("name", "kind", "format", "classes", "splits", "mean", "std", "skipped")
+
+
+def decode(data: bytes | memoryview) -> Image.Image:
+    """The RGB picture in JPEG or PNG bytes, turned as its EXIF says. Raises ValueError, naming no file, if broken."""
+    try:
+        image = Image.open(BytesIO(data), formats=("JPEG", "PNG"))
+        if image.mode[0] in "IF":  # PIL would clip these to white without a word
+            raise ValueError(f"its pixels have mode {image.mode}; 8 bits a channel are read")
+        ImageOps.exif_transpose(image, in_place=True)
+        return image if image.mode == "RGB" else image.convert("RGB")
+    except UnidentifiedImageError:  # its text holds a memory address, which has no place in a card
+        raise ValueError("it is neither JPEG nor PNG") from None
+    except (OSError, SyntaxError, EOFError, struct.error, Image.DecompressionBombError) as error:
+        raise ValueError(str(error)) from error
+
+
+def write(folder: Path, kind: str, rows: Mapping[str, Iterable[Row]], shard_mib: int) -> dict[str, dict[str, Any]]:
+    """Streams each split's rows into shards of at most `shard_mib` MiB (or one row); returns the card's `splits`.
+
+    `content` hashes the rows in order and not the shards, so it stays the same when only `shard_mib` changes.
+    """
+    splits = {}
+    for split, source in rows.items():
+        (folder / split).mkdir(parents=True)
+        content, count, shards = hashlib.sha256(), 0, 0
+        for shards, shard in enumerate(_shards(source, kind, shard_mib * 2**20), 1):
+            for row in shard:
+                content.update(_row_digest(row, kind))
+            _write_shard(folder / split / f"shard-{shards - 1:05d}.arrow", shard, kind)
+            count += len(shard)
+        splits[split] = {"count": count, "shards": shards, "content": content.hexdigest()}
+    return splits
+
+
+def _shards(rows: Iterable[Row], kind: str, limit: int) -> Iterator[list[Row]]:
+    """Runs of rows whose binary columns hold at most `limit` bytes together; a larger row stands alone."""
+    binary = [name for name, column in COLUMNS[kind].items() if column == pa.binary()]
+    shard: list[Row] = []
+    total = 0
+    for row in rows:
+        size = sum(len(row[name]) for name in binary)
+        if shard and total + size > limit:
+            yield shard
+            shard, total = [], 0
+        shard.append(row)
+        total += size
+    if shard:
+        yield shard
+
+
+def _row_digest(row: Row, kind: str) -> bytes:
+    """sha256 of one row, each value behind its length so that no two rows share a text."""
+    digest = hashlib.sha256()
+    for name in COLUMNS[kind]:
+        value = row[name]
+        data = value if isinstance(value, bytes) else str(value).encode()
+        digest.update(struct.pack("<q", len(data)))
+        digest.update(data)
+    return digest.digest()
+
+
+def _write_shard(path: Path, rows: list[Row], kind: str) -> None:
+    schema = pa.schema([pa.field(name, column, nullable=False) for name, column in COLUMNS[kind].items()])
+    arrays = [pa.array([row[field.name] for row in rows], field.type) for field in schema]
+    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
+        writer.write_batch(pa.record_batch(arrays, schema=schema))
+
+
+def write_card(folder: Path, card: Mapping[str, Any]) -> None:
+    """Writes `card` (keys `CARD`) with `content`, the hash that says which images, labels and splits these are."""
+    assert set(card) == set(CARD), f"a card has the keys {CARD}, not {tuple(card)}"
+    identity = [card["kind"], card["classes"], [[name, split["content"]] for name, split in card["splits"].items()]]
+    content = hashlib.sha256(json.dumps(identity).encode()).hexdigest()
+    write_json(folder / "card.json", {**{key: card[key] for key in CARD}, "content": content})
+
+
+def read_card(folder: Path) -> dict[str, Any]:
+    """The card of a prepared dataset. Raises ValueError when `folder` is none."""
+    path = folder / "card.json"
+    if not path.is_file():
+        raise ValueError(
+            f"{str(folder)!r} is no prepared dataset: it has no card.json; make it with `dvc repro prepare`"
+        )
+    card: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return card
+
+
+def splits(folder: Path) -> list[str]:
+    """Names of the splits; on the first, train where there is one, `mean` and `std` were measured."""
+    return list(read_card(folder)["splits"])
+
+
+class Store:
+    """One split of a prepared dataset, read through a memory map: random access costs no copy of the shard.
+
+    Raises ValueError when the folder is no prepared dataset or has no such split. Pickles to its two arguments.
+    """
+
+    def __init__(self, folder: Path, split: str) -> None:
+        self.folder, self.split = folder, split
+        self.card: dict[str, Any] = read_card(folder)
+        if split not in self.card["splits"]:
+            raise ValueError(
+                f"{str(folder)!r} has no split {split!r}; its splits are: {', '.join(self.card['splits'])}"
+            )
+        paths = [folder / split / f"shard-{n:05d}.arrow" for n in range(self.card["splits"][split]["shards"])]
+        self._batches = [pa.ipc.open_file(pa.memory_map(str(path))).get_batch(0) for path in paths]
+        self._ends = np.cumsum([batch.num_rows for batch in self._batches]).tolist()
+        self._binary: dict[str, list[tuple[npt.NDArray[np.int32], memoryview]]] = {}
+
+    def __reduce__(self) -> tuple[type["Store"], tuple[Path, str]]:
+        return Store, (self.folder, self.split)
+
+    def __len__(self) -> int:
+        return int(self._ends[-1]) if self._ends else 0
+
+    def column(self, name: str) -> npt.NDArray[Any]:
+        """All values [n] of a column that holds no image bytes; strings come as an object array."""
+        values = [batch.column(name).to_numpy(zero_copy_only=False) for batch in self._batches]
+        return np.concatenate(values) if values else np.empty(0)
+
+    def image(self, index: int) -> Image.Image:
+        """Picture `index` as RGB, turned as its EXIF says."""
+        return decode(self._view(index, "image"))
+
+    def bytes(self, index: int, column: str = "image") -> bytes:
+        """The bytes of the file as they came; for `mask`, b"" where the frame has no annotation."""
+        return bytes(self._view(index, column))
+
+    def _view(self, index: int, column: str) -> memoryview:
+        if not 0 <= index < len(self):
+            raise IndexError(f"row {index} of {len(self)}")
+        if column not in self._binary:  # offsets and bytes as they lie in the map; Arrow's scalars are 20 times slower
+            self._binary[column] = [_buffers(batch.column(column)) for batch in self._batches]
+        shard = bisect.bisect_right(self._ends, index)
+        offsets, data = self._binary[column][shard]
+        row = index - (self._ends[shard - 1] if shard else 0)
+        return data[offsets[row] : offsets[row + 1]]
+
+
+def _buffers(array: pa.Array) -> tuple[npt.NDArray[np.int32], memoryview]:
+    _, offsets, data = array.buffers()
+    return np.frombuffer(offsets, np.int32), memoryview(data if data is not None else b"")
