@@ -1,0 +1,23 @@
+"""When and where the stages of dvc.yaml run: order, retries, cancelling, and what a person sees meanwhile.
+
+Importing it switches off everything that would phone home, here and in every process started from here; a value that is
+already in the environment is kept.
+"""
+
+import os
+
+OFFLINE = {
+    "DO_NOT_TRACK": "1",
+    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+    "PREFECT_SERVER_UI_SHOW_PROMOTIONAL_CONTENT": "false",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
+    "DVC_NO_ANALYTICS": "1",
+    "DVC_STUDIO_OFFLINE": "1",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
+    "HF_HUB_OFFLINE": "1",
+}
+
+for _name, _value in OFFLINE.items():  # before prefect is imported: it reads its settings then
+    os.environ.setdefault(_name, _value)

@@ -1,0 +1,107 @@
+"""`make run [PRESET=NAMES] [DATA=FOLDER]`: the whole pipeline from a terminal, no server needed."""
+
+import argparse
+import logging
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from components.prepare.contract import LAYOUTS
+from flows import presets
+
+FOLDERS = {"davis": ["DAVIS"], "clevr": ["CLEVR_v1.0", "CLEVR"]}  # as the archives of these datasets unpack
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit status 0; 1 when a stage failed; 2 for bad input, with one message and nothing started; 130 for Ctrl-C."""
+    options = _parser().parse_args(argv)
+    root = options.root.absolute()
+    try:
+        params = presets.compose(root, options.preset.split(",") if options.preset else [])
+        links = planned_links(root, params["prepare"], options.data) if options.data else {}
+        for word in presets.write(root, params):
+            print(f"params/{word}.yaml now holds the values of {options.preset}")
+        for link, folder in links.items():
+            make_link(root, link, folder)
+        return _run(root, f"{options.preset.replace(',', '-') or 'demo'}-{datetime.now():%Y%m%d-%H%M%S}", options.force)
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("stopped; `make run` continues with what is missing", file=sys.stderr)
+        return 130
+
+
+def planned_links(root: Path, prepare: Mapping[str, Any], folder: Path) -> dict[Path, Path]:
+    """For each dataset read from `data/raw/…` that path and the entry of `folder` it shall link to.
+
+    Looked for are the names of the raw folder and of the dataset, and for DAVIS and CLEVR the name their archives have.
+    Raises ValueError when one is missing or a real folder stands where the link goes.
+    """
+    links, missing = {}, []
+    for name, dataset in prepare["datasets"].items():
+        source = Path(dataset["source"])
+        if not source.is_relative_to("data/raw"):
+            continue  # an embedded set, made from its seed
+        names = dict.fromkeys([source.name, name, *FOLDERS.get(dataset["format"], [])])
+        found = [folder / entry for entry in names if (folder / entry).is_dir()]
+        if not found:
+            expected = " or ".join(str(folder / entry) for entry in names)
+            missing.append(f"dataset {name!r} needs a folder {expected}; its layout: {LAYOUTS[dataset['format']]}")
+        elif (root / source).exists() and not (root / source).is_symlink():
+            missing.append(f"{source} is a real folder, which DATA would hide; move it away, or run without DATA")
+        else:
+            links[root / source] = found[0].absolute()
+    if missing:
+        raise ValueError("\n".join(missing))
+    return links
+
+
+def make_link(root: Path, link: Path, folder: Path) -> None:
+    """Points `link` to `folder` and says so; a link that does already is left alone."""
+    if link.is_symlink() and link.readlink() == folder:
+        return
+    before = f", no longer to {link.readlink()}" if link.is_symlink() else ""
+    link.parent.mkdir(parents=True, exist_ok=True)
+    link.unlink(missing_ok=True)
+    link.symlink_to(folder, target_is_directory=True)
+    print(f"{link.relative_to(root)} links to {folder}{before}")
+
+
+def _run(root: Path, name: str, force: bool) -> int:
+    # A person's own Prefect profile and database stay out of it, unless the environment names a server.
+    os.environ.setdefault("PREFECT_HOME", str(root / ".prefect"))
+    os.environ.setdefault("PREFECT_LOGGING_LEVEL", "WARNING")
+    os.environ.setdefault("PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS", "120")
+    if "PREFECT_API_URL" not in os.environ:
+        print("Starting Prefect's temporary server, which takes some seconds", flush=True)
+
+    from flows.pipeline import StageFailedError, pipeline  # imports prefect, which reads the settings above
+
+    terminal = logging.getLogger("flows")
+    terminal.addHandler(logging.StreamHandler(sys.stdout))
+    terminal.setLevel(logging.INFO)
+    terminal.propagate = False
+    for runs in ("prefect.flow_runs", "prefect.task_runs"):  # they repeat what the report says
+        logging.getLogger(runs).propagate = False
+    try:
+        pipeline(str(root), name, [], force)
+    except StageFailedError:
+        return 1
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m flows.demo", description=__doc__, allow_abbrev=False)
+    parser.add_argument("--preset", default="", help="names of params/presets/*.yaml with commas between; see README")
+    parser.add_argument("--data", type=Path, metavar="FOLDER", help="folder of raw datasets, linked into data/raw")
+    parser.add_argument("--force", action="store_true", help="run the stages that DVC would skip, too")
+    parser.add_argument("--root", type=Path, default=Path(__file__).parents[1], help="the project's folder")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,50 @@
+"""Everything that can be known to be wrong before the first stage starts."""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from components.stage import contract, read_yaml, validate
+from flows import graph
+
+
+def check_params(root: Path) -> None:
+    """Every params file of the stages in dvc.yaml against its contract; one ValueError with all faults of all files."""
+    faults = []
+    for word in graph.words(root):
+        path = root / "params" / f"{word}.yaml"
+        try:
+            validate(contract(word).params, read_yaml(path), str(path.relative_to(root)))
+        except ValueError as error:
+            faults.append(str(error))
+    if faults:
+        raise ValueError("\n".join(faults))
+
+
+def check_sources(root: Path, nodes: Sequence[graph.Node]) -> None:
+    """ValueError naming every file or folder that a stage reads, no stage makes and nobody put there."""
+    missing = [
+        f"stage {node.name!r} reads {str(source.relative_to(root))!r}, which does not exist"
+        for node in nodes
+        for source in node.sources
+        if not source.exists()
+    ]
+    if missing:
+        raise ValueError(
+            "\n".join(missing) + "\nPut each there, as a folder or a link to one. `make run DATA=FOLDER` links the raw "
+            "data found in FOLDER; `dvc pull` brings what DVC tracks."
+        )
+
+
+def check_parallel(parallel: int) -> None:
+    """ValueError for a limit that would let no stage run."""
+    if parallel < 1:
+        raise ValueError(f"parallel is {parallel}; it must be at least 1, the number of stages that run at a time")
+
+
+def check_name(name: str) -> None:
+    """ValueError for a run name that cannot be a DVC experiment, a folder of logs and an MLflow run at once."""
+    if not re.fullmatch(r"[A-Za-z0-9]+([._-][A-Za-z0-9]+)*", name):
+        raise ValueError(
+            f"run name is {name!r}; it must be letters and digits, with single . _ or - between them, as in wide-mask-2"
+        )

@@ -1,0 +1,102 @@
+"""The one Prefect task: a stage of dvc.yaml, which DVC runs or skips."""
+
+import logging
+import os
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from prefect import get_run_logger, task
+from prefect.cache_policies import NO_CACHE
+from prefect.client.schemas import State
+from prefect.states import Completed, Failed
+
+from flows import supervisor
+
+terminal = logging.getLogger("flows")
+"""What a person at a terminal reads; silent unless the caller gives it a handler."""
+
+UI_LINES_PER_S = 20  # more would fill Prefect's database; the log file has every line
+DVC_CHATTER = (  # hints for a person typing commands, after each stage
+    "Generating lock file",
+    "Updating lock file",
+    "To track the changes with git",
+    "\tgit add",
+    "To enable auto staging",
+    "\tdvc config core.autostage",
+    "Use `dvc push`",
+    "Data and pipelines are up to date",
+)
+
+
+@dataclass(frozen=True)
+class Run:
+    """One pipeline run in the folder `root`: what all its stages share."""
+
+    root: Path
+    name: str
+    force: bool
+    """Runs stages that DVC would skip, too."""
+    environment: Mapping[str, str]
+    """Added to this process's environment for the stages."""
+    lifeline: supervisor.Lifeline
+
+
+@task(cache_policy=NO_CACHE, persist_result=False)
+def run_stage(stage: str, timeout_s: float, run: Run) -> State[dict[str, Any]]:
+    """Completed, under the name `Cached` where DVC skipped it, or Failed with the stage's and DVC's last words.
+
+    Each holds {stage, state: ran | cached | failed, seconds, log: path in `run.root`}. It runs no upstream: the caller
+    submits a stage after its upstreams.
+    """
+    log = Path("logs", run.name, f"{stage}.log")
+    lines = _Lines(stage)
+    command = [sys.executable, "-m", "dvc", "--wait-for-lock", "repro", "--single-item", *["-f"] * run.force, stage]
+    started = time.monotonic()
+    environment = stage_environment(run.environment)
+    ended = supervisor.run(command, run.lifeline, run.root, environment, run.root / log, lines, timeout_s)
+    state = "failed" if ended.status else "ran" if lines.ran else "cached"
+    result = {"stage": stage, "state": state, "seconds": round(time.monotonic() - started, 1), "log": str(log)}
+    if ended.status:
+        return Failed(message=failure_message(ended.tail), data=result)
+    return Completed(name=None if lines.ran else "Cached", data=result)
+
+
+def stage_environment(added: Mapping[str, str]) -> dict[str, str]:
+    """This process's environment for a `python …` command of dvc.yaml, with `added` over it."""
+    environment = os.environ | added
+    environment["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), environment.get("PATH", os.defpath)])
+    environment["PYTHONUNBUFFERED"] = "1"  # progress lines arrive when they are printed
+    environment.pop("MLFLOW_RUN_ID", None)  # it would win over the parent run
+    return environment
+
+
+def failure_message(tail: list[str]) -> str:
+    """The last lines from the stage's own `error: …` on; without one the last 15, as a traceback needs."""
+    lines = [line for line in tail if line and not line.startswith(DVC_CHATTER)]
+    errors = [number for number, line in enumerate(lines) if line.startswith("error: ")]
+    return "\n".join(lines[errors[0] :] if errors else lines[-15:])
+
+
+class _Lines:
+    """Passes a stage's lines on to the terminal and to Prefect's log, and notes whether DVC ran the stage."""
+
+    def __init__(self, stage: str) -> None:
+        self.ran = False
+        self._stage = stage
+        self._logger = get_run_logger()
+        self._second, self._sent = 0, 0
+
+    def __call__(self, line: str) -> None:
+        self.ran |= line == f"Running stage '{self._stage}':"
+        if not line or line.startswith(DVC_CHATTER):
+            return
+        terminal.info("[%s] %s", self._stage, line)
+        if self._second != int(time.monotonic()):
+            self._second, self._sent = int(time.monotonic()), 0
+        self._sent += 1
+        if self._sent <= UI_LINES_PER_S:
+            self._logger.info("%s", line)

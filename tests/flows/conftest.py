@@ -1,0 +1,158 @@
+"""A toy pipeline: this project's stage words and params, stages that are shell scripts of a moment, a real DVC repository."""
+
+import atexit
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+# Before prefect is imported by a test module: a person's own Prefect folder stays out of it.
+os.environ["PREFECT_HOME"] = tempfile.mkdtemp(prefix="prefect-home-")
+atexit.register(shutil.rmtree, os.environ["PREFECT_HOME"], ignore_errors=True)
+
+from dvc.repo import Repo  # noqa: E402
+from mlflow import MlflowClient  # noqa: E402
+
+from components.stage import canonical_yaml, read_yaml  # noqa: E402
+
+PROJECT = Path(__file__).parents[2]
+
+DVC_YAML = """\
+vars: [params/prepare.yaml]
+stages:
+  report:
+    cmd: sh scripts/report.sh
+    deps: [scripts/report.sh, metrics/davis.json, metrics/clevr.json]
+    outs: [report.md]
+    meta: {timeout_s: 60}
+  prepare:
+    foreach: ${datasets}
+    do:
+      cmd: sh scripts/prepare.sh ${key}
+      deps: [scripts/prepare.sh, data/raw/toys]
+      params: [{params/prepare.yaml: ["datasets.${key}"]}]
+      outs: ["data/prepared/${key}"]
+  davis:
+    cmd: sh scripts/davis.sh
+    deps: [scripts/davis.sh, data/prepared/shapes_video]
+    params: [{params/davis.yaml: null}]
+    outs: [metrics/davis.json]
+  clevr:
+    cmd: sh scripts/clevr.sh
+    deps: [scripts/clevr.sh, data/prepared/shapes]
+    params: [{params/clevr.yaml: null}]
+    outs: [metrics/clevr.json]
+"""
+SCRIPTS = {
+    "prepare": 'mkdir -p data/prepared/$1 && echo "$1" > data/prepared/$1/card.json',
+    "davis": "echo davis at work; echo '{\"jf_mean\": 50.0}' > metrics/davis.json",
+    "clevr": "echo '{\"count_top1\": 25.0}' > metrics/clevr.json",
+    "report": "echo '# The report' > report.md",
+}
+
+
+class Toy:
+    """The toy's folder, and how a test changes and asks it."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def script(self, word: str, text: str) -> None:
+        """What stage `word` does from now on."""
+        (self.root / "scripts" / f"{word}.sh").write_text(text + "\n")
+
+    def dvc(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([sys.executable, "-m", "dvc", *arguments], cwd=self.root, capture_output=True, text=True)
+
+    def locked(self) -> set[str]:
+        """The stages that dvc.lock records."""
+        return set(read_yaml(self.root / "dvc.lock")["stages"]) if (self.root / "dvc.lock").exists() else set()
+
+
+def _toy(root: Path) -> Toy:
+    for folder in ("scripts", "params", "metrics", "data/raw/toys"):
+        (root / folder).mkdir(parents=True)
+    (root / "data/raw/toys/one").write_text("1\n")
+    (root / "dvc.yaml").write_text(DVC_YAML)
+    (root / ".gitignore").write_text("/logs/\n/data/\n/metrics/*.json\n/report.md\n/mlflow.db*\n/mlartifacts/\n")
+    toy = Toy(root)
+    for word, text in SCRIPTS.items():
+        toy.script(word, text)
+        params = read_yaml(PROJECT / "params" / f"{word}.yaml")
+        if word == "prepare":
+            params["datasets"] = {name: params["datasets"][name] for name in ("shapes", "shapes_video")}
+        (root / "params" / f"{word}.yaml").write_text(canonical_yaml(params))
+    subprocess.run(["git", "init", "-q", str(root)], check=True)
+    Repo.init(str(root)).close()
+    git = ["git", "-C", str(root), "-c", "user.name=toy", "-c", "user.email=toy@localhost"]
+    subprocess.run([*git, "add", "."], check=True)
+    subprocess.run([*git, "commit", "-q", "-m", "toy"], check=True)
+    return toy
+
+
+@pytest.fixture(scope="session")
+def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An empty MLflow database; MLflow takes seconds to make one."""
+    path = tmp_path_factory.mktemp("mlflow") / "mlflow.db"
+    MlflowClient(f"sqlite:///{path}").search_experiments()
+    return path
+
+
+@pytest.fixture
+def tracked(toy: Toy, database: Path) -> Toy:
+    """The toy with an MLflow database that has seen no run."""
+    shutil.copy(database, toy.root / "mlflow.db")
+    return toy
+
+
+@pytest.fixture
+def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Toy:
+    """A fresh toy for each test; nothing of it has run."""
+    for who in ("AUTHOR", "COMMITTER"):
+        monkeypatch.setenv(f"GIT_{who}_NAME", "toy")
+        monkeypatch.setenv(f"GIT_{who}_EMAIL", "toy@localhost")
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    return _toy(tmp_path / "toy")
+
+
+@pytest.fixture(scope="session")
+def prefect() -> Iterator[str]:
+    """The address of one temporary Prefect server for all tests."""
+    from prefect.settings import PREFECT_API_URL
+    from prefect.testing.utilities import prefect_test_harness
+
+    with prefect_test_harness(server_startup_timeout=120):
+        yield str(PREFECT_API_URL.value())
+
+
+@pytest.fixture
+def until() -> Callable[[Callable[[], object]], None]:
+    """Waits for a condition, at most two minutes."""
+
+    def wait(condition: Callable[[], object]) -> None:
+        deadline = time.monotonic() + 120
+        while not condition():
+            assert time.monotonic() < deadline, "it did not happen in time"
+            time.sleep(0.02)
+
+    return wait
+
+
+@pytest.fixture
+def alive() -> Callable[[list[int]], list[int]]:
+    """Those of some PIDs that still run."""
+
+    def running(pid: int) -> bool:
+        try:
+            return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+        except psutil.NoSuchProcess:
+            return False
+
+    return lambda pids: [pid for pid in pids if running(pid)]

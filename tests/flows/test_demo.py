@@ -1,0 +1,101 @@
+"""The pipeline from a terminal: raw data is linked, what a person reads is readable, the exit status is right."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from components.stage import canonical_yaml, read_yaml
+from flows import demo
+
+PROJECT = Path(__file__).parents[2]
+CIFAR = {"source": "data/raw/cifar10", "format": "image_folder"}
+DAVIS = {"source": "data/raw/davis", "format": "davis"}
+EMBEDDED = {"source": "components/prepare/embedded/digits.py", "format": "digits"}
+
+
+def start(toy, prefect: str, *options: str) -> subprocess.Popen[str]:
+    environment = os.environ | {"PREFECT_API_URL": prefect}
+    command = [sys.executable, "-m", "flows.demo", "--root", str(toy.root), *options]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen(command, cwd=PROJECT, env=environment, **pipes)
+
+
+def test_links_go_to_the_folder_of_either_name_or_of_the_archive(tmp_path: Path) -> None:
+    raw = tmp_path / "given"
+    (raw / "DAVIS").mkdir(parents=True)
+    (raw / "cifar10").mkdir()
+    prepare = {"datasets": {"images": CIFAR, "clips": DAVIS, "digits": EMBEDDED}}
+    assert demo.planned_links(tmp_path, prepare, raw) == {
+        tmp_path / "data/raw/cifar10": raw / "cifar10",
+        tmp_path / "data/raw/davis": raw / "DAVIS",
+    }
+
+
+def test_a_missing_folder_and_a_real_one_in_the_way_are_told(tmp_path: Path) -> None:
+    (tmp_path / "data/raw/davis").mkdir(parents=True)
+    (tmp_path / "given/DAVIS").mkdir(parents=True)
+    with pytest.raises(ValueError) as both:
+        demo.planned_links(tmp_path, {"datasets": {"images": CIFAR, "clips": DAVIS}}, tmp_path / "given")
+    missing, real = str(both.value).splitlines()
+    assert missing.startswith(f"dataset 'images' needs a folder {tmp_path}/given/cifar10 or {tmp_path}/given/images")
+    assert "<split>/<class>/*.jpg" in missing
+    assert real.startswith("data/raw/davis is a real folder")
+
+
+def test_a_link_is_replaced_and_told_only_when_it_changes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    link = tmp_path / "data/raw/x"
+    for folder in ("old", "new", "new"):
+        demo.make_link(tmp_path, link, tmp_path / folder)
+    assert link.readlink() == tmp_path / "new"
+    first, second = capsys.readouterr().out.splitlines()
+    assert first == f"data/raw/x links to {tmp_path}/old"
+    assert second == f"data/raw/x links to {tmp_path}/new, no longer to {tmp_path}/old"
+
+
+def test_a_failed_then_a_mended_run_with_a_preset(tracked, prefect: str) -> None:
+    (tracked.root / "params/presets").mkdir()
+    (tracked.root / "params/presets/wide.yaml").write_text(canonical_yaml({"davis": {"radius": 3}}))
+    work = (tracked.root / "scripts/davis.sh").read_text()
+    tracked.script("davis", "echo 'error: no luck' >&2; exit 2")
+    failed = start(tracked, prefect, "--preset", "wide")
+    out, err = failed.communicate(timeout=300)
+    assert (failed.returncode, err) == (1, "")
+    assert "params/davis.yaml now holds the values of wide\n" in out
+    assert read_yaml(tracked.root / "params/davis.yaml")["radius"] == 3
+    assert "## davis failed\n\n```\nerror: no luck\n" in out
+    assert "| report               | not run |" in out
+    assert not any(noise in out for noise in ("\r", "| INFO", "Traceback", "dvc push"))
+
+    tracked.script("davis", work)
+    mended = start(tracked, prefect)
+    out, err = mended.communicate(timeout=300)
+    assert (mended.returncode, err) == (0, "")
+    assert "\n[davis] davis at work\n" in out
+    assert "\n# The report\n" in out
+    assert "\n## Next\n" in out
+
+
+def test_ctrl_c_ends_the_stages_and_says_how_to_go_on(
+    tracked, prefect: str, alive: Callable[[list[int]], list[int]]
+) -> None:
+    tracked.script("prepare", "echo pid $$; sleep 600")
+    process = start(tracked, prefect)
+    assert process.stdout
+    pids = [int(next(line for line in process.stdout if "] pid " in line).split()[-1])]
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=300)
+    assert (process.returncode, err.splitlines()[-1]) == (130, "stopped; `make run` continues with what is missing")
+    assert not alive(pids)
+
+
+def test_bad_input_is_one_message_and_nothing_starts(tracked, prefect: str, tmp_path: Path) -> None:
+    process = start(tracked, prefect, "--data", str(tmp_path), "--preset", "vit_b15")
+    out, err = process.communicate(timeout=300)
+    assert (process.returncode, out) == (2, "")
+    assert err.startswith("error: preset is 'vit_b15'; the presets in params/presets are: none")
+    assert not (tracked.root / "logs").exists()

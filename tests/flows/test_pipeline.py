@@ -1,0 +1,172 @@
+"""The whole flow on the toy: what runs, what is recorded, what a person reads, and what stops it."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from mlflow import MlflowClient
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.filters import FlowRunFilter
+
+from components.stage import canonical_yaml, read_yaml
+from flows import supervisor
+from flows.pipeline import StageFailedError, pipeline
+
+MEET = (
+    "mkdir started-{me}; n=0; until [ -d started-{other} ]; do n=$((n+1)); [ $n -lt 300 ] || exit 9; sleep 0.1; done\n"
+)
+ALONE = "mkdir busy || exit 9; sleep 0.5; rmdir busy\n"
+ALL = {"prepare@shapes", "prepare@shapes_video", "davis", "clevr", "report"}
+
+
+def text(toy, word: str) -> str:
+    return (toy.root / "scripts" / f"{word}.sh").read_text()
+
+
+def parents(toy) -> list[Any]:
+    client = MlflowClient(f"sqlite:///{toy.root / 'mlflow.db'}")
+    experiments = [experiment.experiment_id for experiment in client.search_experiments()]
+    return client.search_runs(experiments, order_by=["attributes.start_time DESC"])
+
+
+def task_states(run_name: str) -> dict[str, str]:
+    """State names by task run, of the flow run that had this run's name among its parameters."""
+    with get_client(sync_client=True) as client:
+        runs = [run for run in client.read_flow_runs() if run.parameters.get("run_name") == run_name]
+        return {
+            task.name: task.state_name
+            for task in client.read_task_runs(flow_run_filter=FlowRunFilter(id={"any_": [runs[-1].id]}))
+        }
+
+
+def run(toy, name: str, targets: tuple[str, ...] = (), parallel: int = 2) -> str:
+    return pipeline(str(toy.root), name, list(targets), False, parallel)
+
+
+def test_two_runs_in_parallel_then_cached(tracked, prefect) -> None:
+    for me, other in (("davis", "clevr"), ("clevr", "davis")):
+        tracked.script(
+            me, MEET.format(me=me, other=other) + text(tracked, me)
+        )  # each ends only if the other runs meanwhile
+    report = run(tracked, "first")
+    assert tracked.locked() == ALL
+    assert tracked.dvc("status").stdout.strip() == "Data and pipelines are up to date."
+    assert report.startswith("# The report\n")
+    assert f"mlflow ui --backend-store-uri sqlite:///{tracked.root}/mlflow.db" in report
+    assert "`dvc exp apply first` brings it back" in report
+    assert task_states("first") == dict.fromkeys(ALL, "Completed")
+
+    again = run(tracked, "second")
+    assert again.count("| cached ") == 5
+    assert task_states("second") == dict.fromkeys(ALL, "Cached")
+    assert {line.split()[-1] for line in tracked.dvc("exp", "list", "--name-only").stdout.splitlines()} == {
+        "first",
+        "second",
+    }
+
+    second, first = parents(tracked)  # both rows are complete although the second ran nothing
+    assert [row.info.run_name for row in (first, second)] == ["first", "second"]
+    assert first.data.metrics == second.data.metrics == {"davis/jf_mean": 50.0, "clevr/count_top1": 25.0}
+    assert first.data.params == second.data.params
+    assert first.data.params["davis.radius"] == str(read_yaml(tracked.root / "params/davis.yaml")["radius"])
+    assert {row.info.status for row in (first, second)} == {"FINISHED"}
+
+
+def test_the_limit_holds_and_targets_select(tracked, prefect) -> None:
+    tracked.script("prepare", ALONE + text(tracked, "prepare"))
+    run(tracked, "one-by-one", ("prepare",), parallel=1)
+    assert tracked.locked() == {"prepare@shapes", "prepare@shapes_video"}
+
+
+def test_a_failed_stage_leaves_its_sibling_and_stops_what_follows(tracked, prefect) -> None:
+    tracked.script("davis", "echo 'error: short_side is 7; it must be a multiple of 8' >&2; exit 2")
+    with pytest.raises(StageFailedError) as failure:
+        run(tracked, "broken")
+    lines = str(failure.value).splitlines()
+    assert lines[0] == "davis failed: error: short_side is 7; it must be a multiple of 8"
+    assert lines[-1] == "not run: report"
+    assert tracked.locked() == ALL - {"davis", "report"}
+    assert task_states("broken") == {
+        "prepare@shapes": "Completed",
+        "prepare@shapes_video": "Completed",
+        "clevr": "Completed",
+        "davis": "Failed",
+        "report": "NotReady",
+    }
+    (row,) = parents(tracked)
+    assert (row.info.status, row.data.metrics) == ("FAILED", {"clevr/count_top1": 25.0})
+    assert "broken" in tracked.dvc("exp", "list", "--name-only").stdout  # with the stages that finished
+
+    tracked.script("davis", "echo '{}' > metrics/davis.json")
+    assert "| clevr                | cached" in run(tracked, "mended")
+
+
+def test_bad_input_stops_before_any_stage(toy, prefect) -> None:
+    davis = toy.root / "params/davis.yaml"
+    davis.write_text(canonical_yaml(read_yaml(davis) | {"radios": 3}))
+    clevr = read_yaml(toy.root / "params/clevr.yaml")
+    (toy.root / "params/clevr.yaml").write_text(canonical_yaml(clevr | {"seed": "one"}))
+    with pytest.raises(
+        ValueError, match=r"(?s)davis.yaml: radios is not a known name.*clevr.yaml: seed is 'one'"
+    ) as bad:
+        run(toy, "typos")
+    assert len(str(bad.value).splitlines()) == 2
+
+    davis.write_text(canonical_yaml({key: value for key, value in read_yaml(davis).items() if key != "radios"}))
+    (toy.root / "params/clevr.yaml").write_text(canonical_yaml(clevr))
+    (toy.root / "data/raw/toys/one").unlink()
+    (toy.root / "data/raw/toys").rmdir()
+    with pytest.raises(ValueError, match="'prepare@shapes' reads 'data/raw/toys', which does not exist"):
+        run(toy, "no-data")
+    with pytest.raises(ValueError, match="'a run'.*wide-mask-2"):
+        run(toy, "a run")
+    with pytest.raises(ValueError, match="parallel is 0"):
+        run(toy, "none", parallel=0)
+    assert not (toy.root / "logs").exists()
+    assert not (toy.root / "mlflow.db").exists()
+
+
+def test_without_git_the_run_succeeds_and_says_what_is_missing(tracked, prefect) -> None:
+    (tracked.root / ".git").rename(tracked.root / "no-git")
+    tracked.dvc("config", "--local", "core.no_scm", "true")
+    assert "not saved: no git repository with a commit" in run(tracked, "bare", ("davis",))
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_the_end_of_the_flow_ends_its_stages(
+    tracked,
+    prefect: str,
+    number: signal.Signals,
+    until: Callable[[Callable[[], object]], None],
+    alive: Callable[[list[int]], list[int]],
+) -> None:
+    work = text(tracked, "prepare")
+    tracked.script("prepare", "echo pid $$\nsleep 600")
+    code = f"from flows.pipeline import pipeline; pipeline({str(tracked.root)!r}, 'doomed', ['prepare'], False)"
+    flow = subprocess.Popen(
+        [sys.executable, "-c", code],
+        cwd=Path(supervisor.__file__).parents[1],
+        env=os.environ | {"PREFECT_API_URL": prefect},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    logs = [tracked.root / "logs/doomed" / f"prepare@{name}.log" for name in ("shapes", "shapes_video")]
+    until(lambda: all(log.exists() and "\npid " in log.read_text() for log in logs))
+    until(lambda: len(psutil.Process(flow.pid).children(recursive=True)) == 2 * 4)  # supervisor, dvc, sh, sleep
+    tree = [process.pid for process in psutil.Process(flow.pid).children(recursive=True)]
+    flow.send_signal(number)
+    assert flow.wait(120) != 0
+    until(lambda: not alive(tree))
+    if number != signal.SIGKILL:
+        assert parents(tracked)[0].info.status == "KILLED"
+
+    tracked.script("prepare", work)
+    again = tracked.dvc("repro", "--single-item", "prepare@shapes")  # without waiting: no lock is left
+    assert again.returncode == 0, again.stderr
+    assert tracked.locked() == {"prepare@shapes"}
