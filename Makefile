@@ -1,0 +1,54 @@
+# One command to run, one to check. The venv stands first in PATH, because DVC runs its stages' `python` from there.
+VENV := .venv
+SHELL := /bin/bash
+export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
+export PYTHONWARNINGS ?= ignore::DeprecationWarning:mlflow
+
+.PHONY: help install run params repro test test-faults lint types imports check accept mlflow clean
+
+help:  ## what there is
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
+
+$(VENV)/.installed: pyproject.toml constraints.txt
+	@test -d $(VENV) || python3 -m venv $(VENV)
+	@echo "installing the pinned stack into $(VENV) (a few minutes, once)"
+	@$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+install: $(VENV)/.installed  ## make the virtual environment
+
+run: install  ## the end-to-end flow: make run [PRESET=cifar10] [DATA=FOLDER]
+	@python -m flows.demo $(if $(PRESET),--preset $(PRESET)) $(if $(DATA),--data $(DATA))
+
+params: install  ## write a preset into params/: make params PRESET=cifar10
+	@python -m flows.presets $(PRESET)
+
+repro: install  ## the same stages without Prefect
+	dvc repro
+
+mlflow: install  ## compare runs in the browser, on 127.0.0.1:5000
+	MLFLOW_DISABLE_TELEMETRY=true MLFLOW_SERVER_ENABLE_JOB_EXECUTION=false \
+		mlflow ui --backend-store-uri sqlite:///$(CURDIR)/mlflow.db --host 127.0.0.1 --port 5000
+
+accept: install  ## say that a code edit changes no result: make accept STAGE=pretrain
+	dvc commit --force $(STAGE)
+
+lint: install  ## style
+	ruff check . && ruff format --check .
+
+types: install  ## mypy strict
+	mypy
+
+imports: install  ## which module may import which
+	lint-imports
+
+test: install  ## the whole suite
+	python -m pytest -m "not faults"
+
+test-faults: install  ## long tests that kill processes
+	python -m pytest -m faults
+
+check: lint types imports test  ## all of the above
+
+clean:  ## remove resume state, logs and caches, but no data, model or run
+	rm -rf work logs .pytest_cache .mypy_cache .ruff_cache .hypothesis
