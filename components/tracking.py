@@ -44,11 +44,14 @@ class Run:
         from mlflow import MlflowClient
 
         self.uri, self.run_id, self._client = uri, run_id, MlflowClient(uri)
+        self.curves: set[str] = set()
 
     def metrics(self, values: Mapping[str, float], step: int = 0) -> None:
         """Adds one point to each metric. Values that are no finite numbers are left out."""
         from mlflow.entities import Metric
 
+        if step:
+            self.curves |= values.keys()
         now = int(time.time() * 1000)
         points = [Metric(name, float(value), now, step) for name, value in values.items() if math.isfinite(value)]
         with _tolerant("metrics"):
@@ -139,7 +142,9 @@ class StageRecord:
             values = metrics.model_dump()
             write_json(files["metrics"], values)
             if self._run:
-                self._run.metrics({f"{self._name}/{key}": value for key, value in flatten(values, "/").items()})
+                named = {f"{self._name}/{key}": value for key, value in flatten(values, "/").items()}
+                # A curve ends in its final value already; a second point of the same name would bend it.
+                self._run.metrics({key: value for key, value in named.items() if key not in self._run.curves})
         if "run" in files:
             write_json(files["run"], self._about)
 

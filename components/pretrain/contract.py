@@ -219,9 +219,9 @@ class PretrainOutputs(Outputs):
 
 
 class PretrainMetrics(Metrics):
-    """Final values of the curves. The loss does not tell quality: the targets move with the encoder."""
+    """Last values of the curves, and means. The loss does not tell quality: the targets move with the encoder."""
 
-    loss: float = Field(description="mean smooth-L1 over the last tenth of the steps")
+    loss_final: float = Field(description="mean smooth-L1 over the last tenth of the logged steps")
     A_norm: float = Field(description="‖A‖, Frobenius")
     A_norm_l1: float = Field(description="mean |A|, the paper's normalised l1 norm")
     b_norm: float = Field(description="‖b‖")
@@ -229,7 +229,7 @@ class PretrainMetrics(Metrics):
     noise_ratio: float = Field(description="rms(A·n) / rms(ψ)")
     feature_std: float = Field(description="mean standard deviation of pooled target features over a batch")
     effective_rank: float = Field(description="RankMe of pooled target features over a batch")
-    images_per_second: float = Field(description="over all workers, from the first step to the last")
+    images_per_second_mean: float = Field(description="over all workers and all steps")
     steps: float = Field(description="updates made")
 
 

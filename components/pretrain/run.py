@@ -13,7 +13,7 @@ os.environ.setdefault("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", "300")  # import
 
 import ray  # noqa: E402 - reads its environment when imported
 import torch  # noqa: E402
-from ray.train import CheckpointConfig, RunConfig, ScalingConfig  # noqa: E402
+from ray.train import CheckpointConfig, Result, RunConfig, ScalingConfig, WorkerGroupError  # noqa: E402
 from ray.train.torch import TorchTrainer  # noqa: E402
 
 from components import tracking  # noqa: E402
@@ -56,12 +56,23 @@ def run(params: PretrainParams, inputs: PretrainInputs, outputs: PretrainOutputs
                 worker_runtime_env={"env_vars": {"PYTHONPATH": str(PROJECT)}},
             ),
         )
-        result = trainer.fit()
+        result = _fit(trainer)
     with result.checkpoint.as_directory() as checkpoint:
         state = torch.load(Path(checkpoint) / STATE, map_location="cpu", weights_only=True)
     _export(params, mark, state, outputs)
     tracking.log_figure(outputs.history)
     return _metrics(params, state)
+
+
+def _fit(trainer: TorchTrainer) -> Result:
+    """Trains. A ValueError of a worker, such as a loss that is no number, comes out as itself, without Ray's envelope."""
+    try:
+        return trainer.fit()
+    except WorkerGroupError as error:
+        for cause in error.worker_failures.values():
+            if isinstance(cause, ValueError):
+                raise ValueError(str(cause)) from error
+        raise
 
 
 @contextmanager
@@ -138,8 +149,8 @@ def _metrics(params: PretrainParams, state: State) -> PretrainMetrics:
     seconds = sum(row["seconds"] for row in rows)
     images = state["step"] * params.optimisation.global_batch_size
     last |= {
-        "loss": sum(row["loss"] for row in tail) / len(tail),
-        "images_per_second": images / seconds,
+        "loss_final": sum(row["loss"] for row in tail) / len(tail),
+        "images_per_second_mean": images / seconds,
         "steps": float(state["step"]),
     }
     return PretrainMetrics(**last)

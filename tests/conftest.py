@@ -1,0 +1,58 @@
+"""Toy datasets and the repository's own files, for every test."""
+
+from collections.abc import Callable
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from components.images import store
+from components.stage import read_yaml
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="session")
+def repository() -> Path:
+    """The project's own folder."""
+    return ROOT
+
+
+@pytest.fixture
+def committed() -> Callable[[str], dict[str, Any]]:
+    """The committed values of a stage, fresh for every call."""
+    return lambda stage: read_yaml(ROOT / "params" / f"{stage}.yaml")
+
+
+@pytest.fixture(scope="session")
+def toy_images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A prepared dataset of 4 classes of striped images, 16×16 pixels: 48 to train on, 24 to test on."""
+    folder = tmp_path_factory.mktemp("toy") / "toy"
+    generator = np.random.default_rng(0)
+
+    def rows(split: str, count: int) -> list[dict[str, Any]]:
+        made = []
+        for i in range(count):
+            label = i % 4
+            wave = np.sin(np.arange(16) * (label + 1) * 0.7 + generator.uniform(0, 6))
+            pixels = 127 + 60 * np.broadcast_to(wave[:, None] if label % 2 else wave[None, :], (16, 16))[..., None]
+            pixels = pixels + generator.normal(0, 20, (16, 16, 3))
+            file = BytesIO()
+            Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(file, "PNG")
+            made.append({"path": f"{split}/{label}/{i:03d}.png", "image": file.getvalue(), "label": label})
+        return made
+
+    folder.mkdir()
+    splits = store.write(folder, "images", {"train": rows("train", 48), "test": rows("test", 24)}, shard_mib=1)
+    card = {
+        "name": "toy",
+        "kind": "images",
+        "format": "image_folder",
+        "classes": ["a", "b", "c", "d"],
+        "splits": splits,
+    }
+    store.write_card(folder, {**card, "mean": [0.5] * 3, "std": [0.2] * 3, "skipped": []})
+    return folder

@@ -1,0 +1,84 @@
+"""One clear message for every kind of bad value, before anything heavy starts."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from components.pretrain.contract import PretrainParams
+from components.stage import canonical_yaml, validate
+
+
+def change(values: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
+    *folders, leaf = path.split(".")
+    inner = values
+    for folder in folders:
+        inner = inner[folder]
+    inner[leaf] = value
+    return values
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        (
+            "stop.noise_sdt",
+            0.5,
+            "stop.noise_sdt is not a known name; the names here are: noise_std, mask_token, bias_on_noise",
+        ),
+        ("stop.noise_std", "high", "stop.noise_std is 'high': input should be a valid number"),
+        ("stop.noise_std", -0.1, "stop.noise_std is -0.1: input should be greater than or equal to 0"),
+        ("stop.mask_token", False, "mask_token and bias_on_noise are both false"),
+        ("encoder.patch_size", 7, "image_size is 16 and patch_size 7; the patch size must divide the image size"),
+        ("encoder.heads", 5, "encoder width is 24 with 5 heads"),
+        ("encoder.image_size", 8, "masks on a 2×2 patch grid leave as few as"),
+        ("masks.min_context", 12, "min_context asks for 12. Use a larger image_size"),
+        ("masks.target_scale_min", 0.9, "target_scale_min is 0.9 and target_scale_max 0.25"),
+        ("augmentation.crop_scale_min", 1.0, None),
+        ("optimisation.warmup_epochs", 2.0, "warmup_epochs is 2.0 and epochs 2"),
+        ("scale.workers", 3, "global_batch_size is 16 and scale.workers 3; the workers must share the batch evenly"),
+        ("scale.device", "tpu", "scale.device is 'tpu': input should be 'cpu' or 'gpu'"),
+    ],
+)
+def test_bad_values(tiny: dict[str, Any], path: str, value: Any, message: str | None) -> None:
+    values = change(tiny, path, value)
+    if message is None:
+        validate(PretrainParams, values, "file")
+        return
+    with pytest.raises(ValueError) as error:
+        validate(PretrainParams, values, "file")
+    assert message in str(error.value)
+    assert str(error.value).startswith("file")
+
+
+def test_a_missing_value_is_named(tiny: dict[str, Any]) -> None:
+    del tiny["stop"]["noise_std"]
+    with pytest.raises(ValueError, match="stop.noise_std is missing"):
+        validate(PretrainParams, tiny, "file")
+
+
+def test_the_committed_values_are_complete_and_canonical(
+    committed: Callable[[str], dict[str, Any]], repository: Path
+) -> None:
+    values = committed("pretrain")
+    assert validate(PretrainParams, values, "file").model_dump() == values
+    assert (repository / "params/pretrain.yaml").read_text() == canonical_yaml(values)
+
+
+def test_the_command_refuses_at_once_and_leaves_nothing(tmp_path: Path, tiny: dict[str, Any], toy_images: Path) -> None:
+    (tmp_path / "pretrain.yaml").write_text(canonical_yaml(change(tiny, "optimisation.lr", 7.0)))
+    flags = ["--params", "pretrain.yaml", "--dataset", str(toy_images), "--encoder", "out/e", "--predictor", "out/p"]
+    flags += ["--state", "out/s", "--history", "out/h", "--work", "out/w", "--metrics", "out/m", "--run", "out/r"]
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", "components", "pretrain", *flags],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 2
+    assert "error: pretrain.yaml: optimisation.lr is 7.0: input should be less than or equal to 1" in done.stderr
+    assert not any(f"| {heavy}\n" in done.stderr.replace("  ", "") for heavy in ("torch", "ray", "mlflow"))
+    assert [path.name for path in tmp_path.iterdir()] == ["pretrain.yaml"]

@@ -1,0 +1,108 @@
+"""The loop: exact resume, the same gradient for any split of the batch, a loud stop on NaN."""
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from components.images.store import Store
+from components.images.transforms import normalise
+from components.mim import masks
+from components.mim.model import effective_rank
+from components.mim.objectives import target_features
+from components.mim.positions import draw_noise
+from components.pretrain.batches import Batches
+from components.pretrain.contract import PretrainParams
+from components.pretrain.loop import Row, Trainer
+
+
+def trainer(values: dict[str, Any], toy: Path, rank: int = 0, world: int = 1) -> Trainer:
+    params = PretrainParams(**values)
+    return Trainer(params, Batches(params, Store(toy, "train"), rank, world), lambda model: model, torch.device("cpu"))
+
+
+class StoppedError(Exception):
+    pass
+
+
+@pytest.mark.parametrize("cut", [2, 4])
+def test_a_resumed_run_equals_an_uninterrupted_one_bit_by_bit(
+    tiny: dict[str, Any], toy_images: Path, tmp_path: Path, cut: int
+) -> None:
+    whole = trainer(tiny, toy_images)
+    whole.train(lambda row, checkpoint: None)
+    first = trainer(tiny, toy_images)
+
+    def stop(row: Row, checkpoint: bool) -> None:
+        if checkpoint and row["step"] == cut:
+            torch.save(first.state(), tmp_path / "state.pt")
+            raise StoppedError
+
+    with pytest.raises(StoppedError):
+        first.train(stop)
+    second = trainer(tiny, toy_images)
+    second.restore(torch.load(tmp_path / "state.pt", weights_only=True))
+    second.train(lambda row, checkpoint: None)
+    assert second.step == whole.step == 6
+    for name, tensor in whole.model.state_dict().items():
+        assert torch.equal(tensor, second.model.state_dict()[name]), name
+    for name, tensor in whole.target.state_dict().items():
+        assert torch.equal(tensor, second.target.state_dict()[name]), name
+    timings = {"seconds", "seconds_per_step", "images_per_second"}
+    for one, other in zip(whole.history, second.history, strict=True):
+        assert {key: one[key] for key in one if key not in timings} == {
+            key: other[key] for key in one if key not in timings
+        }
+
+
+def test_two_workers_average_to_the_gradient_of_one(tiny: dict[str, Any], toy_images: Path) -> None:
+    """Masks, noise and crops belong to places in the global batch, so halves of it add up to the whole."""
+
+    def gradient(rank: int, world: int) -> list[torch.Tensor]:
+        one = trainer(tiny, toy_images, rank, world)
+        batch = next(iter(one.batches.steps(0, 1)))
+        images, params = normalise(batch.pixels), one.params
+        drawn = masks.sample(params.seed, 0, batch.places, one.grid, params.masks)
+        noise = [
+            draw_noise(params.seed, 0, block, batch.places, target.shape[1], 24, 0.25)
+            for block, target in enumerate(drawn.targets)
+        ]
+        one.model(images, drawn, noise, target_features(one.target, images)).backward()
+        return [parameter.grad for parameter in one.model.parameters() if parameter.grad is not None]
+
+    halves = [gradient(rank, 2) for rank in range(2)]
+    for whole, first, second in zip(gradient(0, 1), *halves, strict=True):
+        torch.testing.assert_close((first + second) / 2, whole, rtol=1e-4, atol=1e-7)
+
+
+def test_the_rows_say_what_happened(tiny: dict[str, Any], toy_images: Path) -> None:
+    tiny["log_every"] = 4
+    rows, due = [], []
+    one = trainer(tiny, toy_images)
+    weight = copy.deepcopy(one.model.predictor.embed.weight)
+    one.train(lambda row, checkpoint: (rows.append(row), due.append(checkpoint)))
+    assert [row["step"] for row in rows] == [1, 2, 4, 6]
+    assert due == [False, True, True, True]
+    assert rows[-1]["A_norm"] == pytest.approx(one.model.predictor.embed.weight.norm().item())
+    assert rows[-1]["A_norm"] != pytest.approx(weight.norm().item())
+    assert rows[-1]["noise_ratio"] == pytest.approx(0.25 * rows[-1]["A_norm"] / 8**0.5)  # ‖A‖·std/√P over rms(ψ) = 1/√2
+    images = normalise(next(iter(one.batches.steps(5, 6))).pixels)
+    assert effective_rank(target_features(one.target, images).mean(dim=1)) == pytest.approx(
+        rows[-1]["effective_rank"], rel=0.05
+    )
+
+
+def test_a_loss_that_is_no_number_stops_with_what_is_known(tiny: dict[str, Any], toy_images: Path) -> None:
+    one = trainer(tiny, toy_images)
+
+    def poison(row: Row, checkpoint: bool) -> None:
+        if row["step"] == 3:
+            nn.init.constant_(one.model.predictor.head.bias, float("nan"))
+
+    with pytest.raises(
+        ValueError, match=r"loss is nan at step 4 \(lr 0\.\d+\); the last finite one was 0\.\d+ at step 3"
+    ):
+        one.train(poison)

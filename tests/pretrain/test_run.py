@@ -1,0 +1,84 @@
+"""The stage in real Ray processes: one worker, two workers, and the same work asked for again."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from mlflow import MlflowClient
+from safetensors.torch import load_file
+
+from components.mim.weights import load_encoder, load_predictor, read_about, untrained_encoder
+from components.stage import canonical_yaml
+
+
+def pretrain(folder: Path, values: dict[str, Any], toy: Path) -> subprocess.CompletedProcess[str]:
+    folder.mkdir(exist_ok=True)
+    (folder / "pretrain.yaml").write_text(canonical_yaml(values))
+    outputs = {
+        "encoder": "encoder.safetensors", "predictor": "predictor.safetensors", "state": "state.pt", "history": "history.csv",
+        "work": "work", "metrics": "metrics.json", "run": "run.json",
+    }  # fmt: skip
+    flags = [text for name, path in outputs.items() for text in (f"--{name}", path)]
+    return subprocess.run(
+        [sys.executable, "-m", "components", "pretrain", "--params", "pretrain.yaml", "--dataset", str(toy), *flags],
+        cwd=folder, capture_output=True, text=True, env={**os.environ, "DVC_ROOT": str(folder)},
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def once(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("pretrain") / "one"
+
+
+def test_one_worker_trains_exports_and_logs(once: Path, tiny: dict[str, Any], toy_images: Path) -> None:
+    done = pretrain(once, tiny, toy_images)
+    assert done.returncode == 0, done.stderr
+    assert "step 6/6, epoch 2.0, loss" in done.stdout
+    config, about = read_about(once / "encoder.safetensors")
+    assert config == {key: tiny["encoder"][key] for key in ("image_size", "patch_size", "width", "layers", "heads")}
+    assert about["params"] == tiny and about["steps"] == 6
+    state = torch.load(once / "state.pt", weights_only=True)
+    for name, tensor in load_encoder(once / "encoder.safetensors").state_dict().items():
+        assert torch.equal(tensor, state["target"][name])
+    assert load_predictor(once / "predictor.safetensors").config.mask_token
+    moved = untrained_encoder(once / "encoder.safetensors").state_dict()["blocks.0.mlp.fc1.weight"]
+    assert not torch.equal(moved, state["target"]["blocks.0.mlp.fc1.weight"])
+    metrics, about_run = (json.loads((once / name).read_text()) for name in ("metrics.json", "run.json"))
+    client = MlflowClient(f"sqlite:///{once / 'mlflow.db'}")
+    run = client.get_run(about_run["mlflow_run_id"])
+    assert run.info.status == "FINISHED"
+    assert {f"pretrain/{name}": value for name, value in metrics.items()}.items() <= run.data.metrics.items()
+    assert run.data.params["pretrain.stop.noise_std"] == "0.25"
+    points = client.get_metric_history(run.info.run_id, "pretrain/gradient_norm")
+    assert [point.step for point in points] == [1, 2, 3, 4, 5, 6]
+
+
+def test_the_same_work_again_trains_nothing_and_gives_the_same_encoder(
+    once: Path, tiny: dict[str, Any], toy_images: Path
+) -> None:
+    before = (once / "encoder.safetensors").read_bytes()
+    done = pretrain(once, tiny, toy_images)
+    assert done.returncode == 0, done.stderr
+    assert (once / "encoder.safetensors").read_bytes() == before
+    assert len((once / "work").glob("*/history.jsonl").__next__().read_text().splitlines()) == 6
+
+
+def test_two_workers_learn_what_one_learns(once: Path, tmp_path: Path, tiny: dict[str, Any], toy_images: Path) -> None:
+    tiny["scale"]["workers"] = 2
+    done = pretrain(tmp_path / "two", tiny, toy_images)
+    assert done.returncode == 0, done.stderr
+    one, two = load_file(once / "encoder.safetensors"), load_file(tmp_path / "two" / "encoder.safetensors")
+    for name, tensor in one.items():
+        torch.testing.assert_close(two[name], tensor, rtol=1e-4, atol=1e-5, msg=lambda text, n=name: f"{n}: {text}")
+
+
+def test_more_cpus_than_there_are_is_refused_at_once(tmp_path: Path, tiny: dict[str, Any], toy_images: Path) -> None:
+    tiny["scale"]["cpus_per_worker"] = 200
+    done = pretrain(tmp_path / "greedy", tiny, toy_images)
+    assert done.returncode == 2
+    assert "scale asks for 200 CPUs (1 workers), the Ray cluster has" in done.stderr
