@@ -1,0 +1,96 @@
+"""Does the cifar10 recipe learn? Pretrains and probes it with several seeds: `python benchmarks/small_scale.py --seeds 0 1 2`.
+
+Needs the prepared CIFAR-10 of a `make run PRESET=cifar10 DATA=FOLDER` (or `dvc repro prepare@cifar10`). Each seed is a
+`pretrain` and a `linear_probe` run by the very commands of dvc.yaml, in a folder of its own; done seeds are not run again.
+`--preset stop_paper` lays further presets over the recipe.
+"""
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from components.stage import canonical_yaml
+from flows import presets
+
+ROOT = Path(__file__).parents[1]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--preset", default="cifar10", help="names with commas; the first is the recipe")
+    parser.add_argument("--out", type=Path, default=ROOT / "work" / "benchmarks")
+    options = parser.parse_args()
+    recipe = presets.compose(ROOT, options.preset.split(","))
+    rows = []
+    for seed in options.seeds:
+        folder = options.out / "small_scale" / options.preset.replace(",", "-") / f"seed-{seed}"
+        rows.append(one_seed(recipe, seed, folder))
+        print_row(f"seed {seed}", rows[-1])
+    print_summary(rows)
+
+
+def one_seed(recipe: dict[str, dict[str, Any]], seed: int, folder: Path) -> dict[str, float]:
+    """Metrics of one seed by name, and the seconds each stage took."""
+    done = folder / "row.json"
+    if done.exists():
+        row: dict[str, float] = json.loads(done.read_text())
+        return row
+    folder.mkdir(parents=True, exist_ok=True)
+    for word in ("pretrain", "linear_probe"):
+        (folder / f"{word}.yaml").write_text(canonical_yaml({**recipe[word], "seed": seed}))
+    data = ROOT / "data" / "prepared"
+    encoder = ["--encoder", "encoder.safetensors"]
+    seconds = {}
+    seconds["pretrain"] = stage(
+        folder, "pretrain", "--dataset", str(data / recipe["pretrain"]["dataset"]), *encoder, "--predictor",
+        "predictor.safetensors", "--state", "state.pt", "--history", "pretrain.csv", "--work", "work",
+    )  # fmt: skip
+    seconds["linear_probe"] = stage(
+        folder, "linear_probe", "--member", "cifar10", "--dataset", str(data / "cifar10"), *encoder, "--confusion",
+        "confusion.csv", "--heads", "heads.csv",
+    )  # fmt: skip
+    metrics = {word: json.loads((folder / f"{word}-metrics.json").read_text()) for word in seconds}
+    row = metrics["linear_probe"] | {f"{word}_seconds": taken for word, taken in seconds.items()}
+    row |= {name: metrics["pretrain"][name] for name in ("effective_rank", "feature_std", "images_per_second_mean")}
+    done.write_text(json.dumps(row, indent=2))
+    return row
+
+
+def stage(folder: Path, word: str, *flags: str) -> float:
+    """Runs one stage in `folder` and returns its seconds."""
+    command = [sys.executable, "-m", "components", word, "--params", f"{word}.yaml", *flags]
+    command += ["--metrics", f"{word}-metrics.json", "--run", f"{word}-run.json"]
+    start = time.monotonic()
+    subprocess.run(command, cwd=folder, check=True, env={**os.environ, "DVC_ROOT": str(folder)})
+    return time.monotonic() - start
+
+
+def print_row(label: str, row: dict[str, float]) -> None:
+    line = [f"| {label}"]
+    for name in ("top1", "knn_top1"):
+        line.append(f"{row[f'{name}_untrained']:.1f} → {row[name]:.1f} ({row[f'{name}_gain']:+.1f})")
+    line += [f"{row['effective_rank']:.1f}", f"{row['pretrain_seconds'] / 60:.1f}"]
+    print(" | ".join(line) + " |", flush=True)
+
+
+def print_summary(rows: list[dict[str, float]]) -> None:
+    print("\n| seed | probe top-1 | k-NN | effective rank | minutes of pretraining |\n|---|---|---|---|---|")
+    for number, row in enumerate(rows):
+        print_row(str(number), row)
+    for name in ("top1_gain", "knn_top1_gain"):
+        values = [row[name] for row in rows]
+        spread = statistics.stdev(values) if len(values) > 1 else 0.0
+        print(f"{name}: mean {statistics.mean(values):+.2f}, standard deviation {spread:.2f}, over {len(values)} seeds")
+    print(f"on {os.cpu_count()} cores ({platform.processor() or platform.machine()})")
+
+
+if __name__ == "__main__":
+    main()
