@@ -43,7 +43,7 @@ def identify(camera: Camera, solids: Sequence[Solid], samples: int = 1) -> tuple
     depth = np.float32(-camera.position[2]) / falling
     ids = np.zeros(depth.shape, np.uint8)
     for number, solid in enumerate(solids, start=1):
-        region = region_of(camera, solid.corners(), samples)
+        region = region_of(camera, solid.corners, samples)
         start = into(solid, column(camera.position) - column(solid.centre))
         near, far = crossing(solid.shape, start, into(solid, rays[:, *region]))
         nearer = (near < far) & (near > 0) & (near < depth[region])
@@ -53,21 +53,25 @@ def identify(camera: Camera, solids: Sequence[Solid], samples: int = 1) -> tuple
 
 
 def region_of(camera: Camera, points: NDArray[np.float64], samples: int) -> Region:
-    """The rays that can meet the convex hull of `points` [3, n], all before the camera."""
-    across, down, _ = camera.project(points) * samples
+    """The rays that can meet the convex hull of `points` [3, n]; all of them when it reaches beside the camera."""
+    across, down, depth = camera.project(points) * samples
+    if depth.min() <= 0:
+        return slice(None), slice(None)
     left, right = max(0, math.floor(across.min())), max(0, math.ceil(across.max()))
     top, bottom = max(0, math.floor(down.min())), max(0, math.ceil(down.max()))
     return slice(top, bottom), slice(left, right)
 
 
 def into(solid: Solid, vectors: Floats) -> Floats:
-    """World vectors [3, …] in the solid's own axes, where it spans [-1, 1]³."""
+    """World vectors [3, …] in the solid's own axes, where it spans [-1, 1]³; a sphere's are the world's."""
+    if solid.shape == "sphere":
+        return vectors * np.float32(1 / solid.half)
     return _turn(vectors, -solid.rotation, 1 / solid.half)
 
 
 def out_of(solid: Solid, vectors: Floats) -> Floats:
     """Directions [3, …] in the solid's own axes as directions in the world."""
-    return _turn(vectors, solid.rotation, 1.0)
+    return vectors if solid.shape == "sphere" else _turn(vectors, solid.rotation, 1.0)
 
 
 def _turn(vectors: Floats, degrees: float, scale: float) -> Floats:

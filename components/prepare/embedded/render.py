@@ -24,6 +24,7 @@ KEY_LIGHT: Final = (-0.8, -5.5, 8.5)  # to the left of the camera and above it: 
 _FILL_LIGHT: Final = (9.0, 1.0, 5.0)
 _SAMPLES: Final = 2  # rays per pixel along each axis, each lit by its own corner of the square key light
 _LAMP: Final = column((0.6, 0.6, 0)) * np.array([[[-1, 1], [-1, 1]], [[-1, -1], [1, 1]], [[0, 0], [0, 0]]], np.float32)
+_NEAR: Final = np.array([[4.0], [4.0], [2.5]])  # half sizes within which a solid darkens things by a grey level or more
 _GROUND: Final = 0.36  # linear reflectance
 
 
@@ -36,7 +37,7 @@ def picture(camera: Camera, solids: Sequence[Solid], lamp: tuple[float, float, f
     colours = [(_GROUND,) * 3, *([(part / 255) ** 2 for part in COLOURS[solid.color]] for solid in solids)]
     albedo = np.array(colours, np.float32).T.take(ids, 1)
     lamps = np.tile(column(lamp) + _LAMP, (1, camera.height, camera.width))
-    lit, sky = _shadows(camera, solids, points, lamps), _open_sky(solids, points, normals)
+    lit, sky = _shadows(camera, solids, points, lamps), _open_sky(camera, solids, points, normals)
     key, to_key = _light(points, normals, lamps, 105.0)
     fill, to_fill = _light(points, normals, column(_FILL_LIGHT), 17.0)
     ambient = np.float32(0.24) + np.float32(0.12) * normals[2]
@@ -103,10 +104,9 @@ def _shadows(camera: Camera, solids: Sequence[Solid], points: Floats, lamps: Flo
     lit = np.ones(points.shape[1:], np.float32)
     bulbs = lamps[:, :_SAMPLES, :_SAMPLES].reshape(3, 4, 1).astype(np.float64)
     for solid in solids:
-        corners = solid.corners()
-        tops = corners[:, None, :]
+        tops = solid.corners[:, None, :]
         on_ground = tops + (tops - bulbs) * (tops[2] / (bulbs[2] - tops[2]))
-        region = region_of(camera, np.concatenate([corners, on_ground.reshape(3, -1)], axis=1), _SAMPLES)
+        region = region_of(camera, np.concatenate([solid.corners, on_ground.reshape(3, -1)], axis=1), _SAMPLES)
         place = points[:, *region]
         start = into(solid, place - column(solid.centre))
         near, far = crossing(solid.shape, start, into(solid, lamps[:, *region] - place))
@@ -114,14 +114,18 @@ def _shadows(camera: Camera, solids: Sequence[Solid], points: Floats, lamps: Flo
     return lit
 
 
-def _open_sky(solids: Sequence[Solid], points: Floats, normals: Floats) -> Floats:
+def _open_sky(camera: Camera, solids: Sequence[Solid], points: Floats, normals: Floats) -> Floats:
     """How much of the light from all around reaches a point, [H, W]; solids count as the balls inside them."""
     sky = np.ones(points.shape[1:], np.float32)
     for solid in solids:
-        towards = column(solid.centre) - points
+        centre = np.array(solid.centre)[:, None]
+        region = region_of(
+            camera, centre + 4 * (solid.corners - centre), _SAMPLES
+        )  # further off it's under a grey level
+        towards = column(solid.centre) - points[:, *region]
         squared = dot(towards, towards)
-        facing = np.maximum(dot(normals, towards), np.float32(0)) / np.sqrt(squared)
-        sky *= np.float32(1) - facing * (np.float32(0.9 * solid.half**2) / squared)
+        facing = np.maximum(dot(normals[:, *region], towards), np.float32(0)) / np.sqrt(squared)
+        sky[region] *= np.float32(1) - facing * (np.float32(0.9 * solid.half**2) / squared)
     return sky
 
 

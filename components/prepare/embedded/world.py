@@ -55,6 +55,7 @@ class Solid:
         """Radius of the circle on the ground that holds the solid at any rotation."""
         return self.half * (math.sqrt(2) if self.shape == "cube" else 1.0)
 
+    @cached_property
     def corners(self) -> NDArray[np.float64]:
         """Corners of a box around the solid, [3, 8]."""
         across, along, up = _CUBE * self.half
@@ -96,7 +97,8 @@ class Camera:
         across = ((np.arange(self.width * samples) + 0.5) / samples - self.width / 2) * scale
         upward = (self.height / 2 - (np.arange(self.height * samples) + 0.5) / samples) * scale
         right, up, forward = self.axes[:, :, None, None]
-        return np.asarray(forward + right * across[None, None, :] + up * upward[None, :, None], np.float32)
+        rows, columns = up * upward[None, :, None], forward + right * across[None, None, :]
+        return np.asarray(rows.astype(np.float32) + columns.astype(np.float32))
 
     def directions(self) -> dict[str, list[float]]:
         """What right, left, behind, front, above and below mean in this view: unit vectors on the ground, and ±z."""
