@@ -135,18 +135,17 @@ class StageRecord:
     def __init__(self, name: str, run: Run | None, outputs: Outputs, about: dict[str, str]) -> None:
         self._name, self._run, self._outputs, self._about = name, run, outputs, about
 
-    def finish(self, metrics: Metrics | None) -> None:
+    def finish(self, metrics: Metrics) -> None:
         """Writes the files that DVC versions and the same numbers to MLflow."""
         files = dict(self._outputs)
-        if metrics is not None:
+        if "metrics" in files:
             values = metrics.model_dump()
             write_json(files["metrics"], values)
             if self._run:
                 named = {f"{self._name}/{key}": value for key, value in flatten(values, "/").items()}
                 # A curve ends in its final value already; a second point of the same name would bend it.
                 self._run.metrics({key: value for key, value in named.items() if key not in self._run.curves})
-        if "run" in files:
-            write_json(files["run"], self._about)
+        write_json(files["run"], self._about)
 
 
 @contextmanager

@@ -1,0 +1,152 @@
+"""The committed graph at toy size through the flow, then through `dvc repro`: three doors, the same numbers."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mlflow import MlflowClient
+
+from components.stage import canonical_yaml, read_yaml
+from components.tracking import headline_metrics
+from flows import graph
+from flows.pipeline import pipeline
+
+PROJECT = Path(__file__).parents[2]
+SMALL: dict[str, dict[str, Any]] = {
+    "pretrain": {
+        "encoder": {"image_size": 32, "patch_size": 8, "width": 24, "layers": 2, "heads": 2, "patch_init": "fan_in"},
+        "predictor": {"width": 16, "layers": 1, "heads": 2},
+        "masks": {"min_context": 2},
+        "optimisation": {"epochs": 1, "warmup_epochs": 0.5, "global_batch_size": 16},
+        "scale": {"cpus_per_worker": 1},
+        "log_every": 1,
+    },
+    "linear_probe": {"epochs": 2, "learning_rates": [0.1], "weight_decays": [0.0]},
+    "clevr": {"height": 32, "width": 48, "count_epochs": 2, "distance_epochs": 2, "learning_rates": [0.1]},
+    "davis": {"short_side": 32},
+}
+
+
+def merge(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+    return below | {key: merge(below[key], value) if isinstance(value, dict) else value for key, value in above.items()}
+
+
+@pytest.fixture
+def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A git checkout of the project's code and graph with small values."""
+    root = tmp_path / "checkout"
+    root.mkdir()
+    for name in ("dvc.yaml", ".gitignore", ".dvcignore"):
+        shutil.copy(PROJECT / name, root)
+    shutil.copytree(PROJECT / "components", root / "components", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(PROJECT / "params", root / "params")
+    (root / ".dvc").mkdir()
+    for name in ("config", ".gitignore"):
+        shutil.copy(PROJECT / ".dvc" / name, root / ".dvc")
+    for word, values in SMALL.items():
+        path = root / "params" / f"{word}.yaml"
+        path.write_text(canonical_yaml(merge(read_yaml(path), values)))
+    datasets = read_yaml(root / "params/prepare.yaml")
+    datasets["datasets"]["shapes"]["scenes"] = 128
+    datasets["datasets"]["shapes_video"]["clips"] = 1
+    datasets["datasets"]["digits"]["limit"] = 8
+    (root / "params/prepare.yaml").write_text(canonical_yaml(datasets))
+    for who in ("AUTHOR", "COMMITTER"):
+        monkeypatch.setenv(f"GIT_{who}_NAME", "toy")
+        monkeypatch.setenv(f"GIT_{who}_EMAIL", "toy@localhost")
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    for command in (["init", "-q"], ["add", "."], ["commit", "-q", "-m", "start"]):
+        subprocess.run(["git", "-C", str(root), *command], check=True)
+    return root
+
+
+def dvc(root: Path, *arguments: str) -> str:
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    done = subprocess.run(
+        [sys.executable, "-m", "dvc", *arguments],
+        cwd=root,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PATH": path},
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def dvc_metrics(root: Path) -> dict[str, float]:
+    """What `dvc metrics show` shows, by MLflow's names."""
+    shown = json.loads(dvc(root, "metrics", "show", "--json"))[""]["data"]
+    return {
+        f"{Path(path).relative_to('metrics').with_suffix('').as_posix()}/{name}": float(value)
+        for path, entry in shown.items()
+        for name, value in entry["data"].items()
+    }
+
+
+def newest_parent(root: Path) -> Any:
+    client = MlflowClient(f"sqlite:///{root / 'mlflow.db'}")
+    experiment = client.get_experiment_by_name("stop")
+    rows = client.search_runs([experiment.experiment_id], order_by=["attributes.start_time DESC"])
+    return next(row for row in rows if "mlflow.parentRunId" not in row.data.tags)
+
+
+def children(root: Path, parent: str) -> dict[str, Any]:
+    client = MlflowClient(f"sqlite:///{root / 'mlflow.db'}")
+    experiment = client.get_experiment_by_name("stop")
+    rows = client.search_runs([experiment.experiment_id], f"tags.mlflow.parentRunId = '{parent}'")
+    return {row.info.run_name: row for row in rows}
+
+
+def test_flow_dvc_and_mlflow_agree_on_every_number(checkout: Path, prefect: str) -> None:
+    text = pipeline(str(checkout), "toy", [], False)
+    stages = {node.name.replace("@", "/") for node in graph.read(checkout)}
+    shown, parent = dvc_metrics(checkout), newest_parent(checkout)
+    assert {name.rpartition("/")[0] for name in shown} == stages - {"report"}
+    assert shown == headline_metrics(checkout) == parent.data.metrics
+    assert (parent.info.status, parent.info.run_name, parent.data.tags["trigger"]) == ("FINISHED", "toy", "prefect")
+    assert parent.data.params["pretrain.stop.noise_std"] == "0.25"
+    assert parent.data.params["prepare.datasets.shapes.scenes"] == "128"
+
+    rows = json.loads((checkout / "plots/report.json").read_text())
+    compared = {row["metric"] for row in rows}
+    assert {"linear_probe/digits/top1", "clevr/count_top1", "clevr/distance_top1", "davis/jf_mean"} <= compared
+    for row in rows:
+        assert row["pretrained"] == shown[row["metric"]]
+        assert row["untrained"] == shown[f"{row['metric']}_untrained"]
+        assert row["difference"] == pytest.approx(row["pretrained"] - row["untrained"])
+        assert (
+            f"| {row['metric']} | {row['pretrained']:.2f} | {row['untrained']:.2f} | {row['difference']:+.2f} |" in text
+        )
+    made = children(checkout, parent.info.run_id)
+    assert set(made) == stages
+    assert all(child.info.status == "FINISHED" for child in made.values())
+    for name, value in shown.items():
+        stage = name.rpartition("/")[0]
+        assert made[stage].data.metrics[name] == pytest.approx(value, rel=1e-12), name
+    assert "toy" in dvc(checkout, "exp", "show", "--csv")
+
+    # The second door finds nothing to do; the same flow again has a complete row although every stage was cached.
+    assert "Data and pipelines are up to date." in dvc(checkout, "repro")
+    pipeline(str(checkout), "again", [], False)
+    again = newest_parent(checkout)
+    assert again.info.run_name == "again" and again.data.metrics == shown
+    assert not children(checkout, again.info.run_id)
+    assert again.data.tags["linked.pretrain"] == made["pretrain"].info.run_id
+
+    # One change in one file runs that stage and the report, nothing else, and `dvc repro` writes a row of its own.
+    path = checkout / "params/davis.yaml"
+    path.write_text(path.read_text().replace("top_k: 5", "top_k: 3"))
+    assert set(dvc(checkout, "status").split()) >= {"davis:"}
+    ran = [line for line in dvc(checkout, "repro").splitlines() if line.startswith("Running stage")]
+    assert ran == ["Running stage 'davis':", "Running stage 'report':"]
+    third = newest_parent(checkout)
+    assert third.data.tags["trigger"] == "dvc"
+    assert third.data.metrics == dvc_metrics(checkout)
+    assert third.data.params["davis.top_k"] == "3"
+    assert set(children(checkout, third.info.run_id)) >= {"davis"}
+    assert "davis.top_k" in dvc(checkout, "params", "diff") or "top_k" in dvc(checkout, "params", "diff")
