@@ -52,9 +52,8 @@ def transfer(
     Each token averages the labels of its `top_k` most similar tokens within `radius` (Chebyshev) in all F frames together,
     weighted by softmax(similarity / temperature). Features must have unit length.
     """
-    height, frames, width, depth = keys_hFwD.shape
+    height, frames, width, _ = keys_hFwD.shape
     far_hh, far_ww = (_far(size, radius, target_hwD) for size in (height, width))
-    votes = min(top_k, keys_hFwD.numel() // depth)
     bands = []
     for top in range(0, height, BAND):
         bottom = min(top + BAND, height)
@@ -63,7 +62,7 @@ def transfer(
         window = affinity.view(bottom - top, width, -1, frames, width)
         window += far_hh[top:bottom, None, source, None, None]
         window += far_ww[None, :, None, None, :]
-        value, index = affinity.topk(min(votes, affinity.shape[1]), dim=1)
+        value, index = affinity.topk(min(top_k, affinity.shape[1]), dim=1)
         weight = torch.softmax(value / temperature, dim=1)
         bands.append(torch.einsum("nv,nvk->nk", weight, labels_hFwK[source].flatten(0, 2)[index]))
     return torch.cat(bands).view(height, width, -1)

@@ -39,7 +39,7 @@ class Sequence:
                 f"add the annotation or take the sequence out of the dataset's list"
             )
         values_HW, palette = read_values(store.bytes(self._rows[0], "mask"))
-        self._one_object = not palette and set(np.unique(values_HW)) == {0, 255}
+        self._one_object = not palette and {VOID} <= set(np.unique(values_HW).tolist()) <= {0, VOID}
         self.size: tuple[int, int] = (values_HW.shape[0], values_HW.shape[1])
         self.objects = self._count_objects(self.truth(0))
 
