@@ -1,0 +1,1 @@
+"""How well linear heads count the objects of a CLEVR scene and tell the distance of the closest one."""

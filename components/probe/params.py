@@ -1,0 +1,70 @@
+"""The fields that every stage with a grid of linear heads has; pydantic only, so that contracts can import it."""
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from components.stage import Params
+
+
+class HeadParams(Params):
+    """A grid of linear heads on frozen features.
+
+    Each combination of feature set (last, last4), batch norm, learning rate and weight decay is one head. All are
+    trained at once with SGD (Nesterov momentum 0.9, cosine to 1 % of the learning rate); the best one is reported, and
+    so for the untrained encoder.
+    """
+
+    seed: int = Field(
+        ge=0,
+        description="Seed of the order in which the heads see the images. Change it to see how much a score varies.",
+    )
+    profile: Literal["paper", "clean"] = Field(
+        description="How the best head is chosen. 'paper': on the evaluation images themselves, as VISSL and the "
+        "paper do, which flatters every encoder a little. 'clean': on a part of the training images held "
+        "out for this, so that the evaluation images decide nothing. Compare scores of one profile only."
+    )
+    holdout_fraction: float = Field(
+        gt=0,
+        lt=0.5,
+        description="Share of the training images that profile 'clean' holds out to choose the head; 'paper' trains "
+        "on all and ignores it. An image is held out by the hash of its path, so the choice never moves. "
+        "0.1 is usual; raise it when the training set is small.",
+    )
+    batch_size: int = Field(
+        ge=16,
+        le=16384,
+        description="Images per update of the heads. The learning rates are scaled by batch_size / 256.",
+    )
+    learning_rates: list[Annotated[float, Field(gt=0, le=1000)]] = Field(
+        min_length=1,
+        description="Learning rates to try, per 256 images; one head each. Widen the list when the best head of "
+        "plots/…/heads.csv stands at its end. The paper's recipe for B and L models is 0.01.",
+    )
+    weight_decays: list[Annotated[float, Field(ge=0, le=1)]] = Field(
+        min_length=1,
+        description="Weight decays to try; one head each. Batch norm's own scale and shift are never decayed. The "
+        "paper's recipe is 0.0005.",
+    )
+    batch_norm: Literal["both", "no", "yes"] = Field(
+        description="Whether heads normalise each feature over the batch before the linear layer: 'yes', 'no', or "
+        "heads of 'both' kinds as in the paper. It makes the heads indifferent to the features' scale."
+    )
+    layers: int = Field(
+        ge=2,
+        le=8,
+        description="How many of the encoder's last layers the wide feature set 'last4' joins; 4 in the paper. An "
+        "encoder with fewer layers gives all it has.",
+    )
+    encoding_batch_size: int = Field(
+        ge=1, le=4096, description="Images per pass of the frozen encoder. Changes speed and memory, never a score."
+    )
+
+    @model_validator(mode="after")
+    def _no_head_twice(self) -> Self:
+        for name, values in (("learning_rates", self.learning_rates), ("weight_decays", self.weight_decays)):
+            if len(set(values)) != len(values):
+                raise ValueError(
+                    f"{name} is {values}; each value may stand once, as two equal heads tell nothing; remove one"
+                )
+        return self
