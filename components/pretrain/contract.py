@@ -21,10 +21,6 @@ class Encoder(Params):
     width: int = Field(ge=16, le=8192, description="Token width D; a multiple of 4 and of heads.")
     layers: int = Field(ge=1, le=64, description="Number of transformer layers.")
     heads: int = Field(ge=1, le=64, description="Attention heads in each layer.")
-    patch_init: Literal["fixed", "fan_in"] = Field(
-        description="First weights of the patch projection. fixed: std 0.02, as the released programs. fan_in: std "
-        "1/√(3·patch_size²), which lets small patches speak as loudly as their positions; use it below patch size 16."
-    )
 
     @model_validator(mode="after")
     def _widths(self) -> Self:
@@ -175,6 +171,10 @@ class PretrainParams(Params):
 
     seed: int = Field(
         ge=0, description="Seed of weights, order, crops, masks and noise. The same seed gives the same run."
+    )
+    weight_init: Literal["fixed", "fan_in"] = Field(
+        description="First weights. fixed: std 0.02 everywhere, as the released programs. fan_in: scaled with 1/√inputs, so "
+        "that narrow models start in the regime of ViT-B; use it below width 768 or patch size 16."
     )
     dataset: str = Field(
         pattern=r"^[a-z0-9_]+$", description="Name of the prepared dataset to learn from; labels are not used."

@@ -42,7 +42,7 @@ def build_model(params: PretrainParams) -> MaskedImageModel:
         mask_token=params.stop.mask_token,
         bias_on_noise=params.stop.bias_on_noise,
     )
-    return build(encoder, predictor, params.seed, params.encoder.patch_init)
+    return build(encoder, predictor, params.seed, params.weight_init)
 
 
 class Trainer:

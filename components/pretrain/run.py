@@ -127,7 +127,7 @@ def _export(params: PretrainParams, mark: str, state: State, outputs: PretrainOu
     about = {
         "fingerprint": mark,
         "params": params.model_dump(),
-        "patch_init": params.encoder.patch_init,
+        "weight_init": params.weight_init,
         "seed": params.seed,
         "steps": state["step"],
     }

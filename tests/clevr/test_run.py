@@ -45,8 +45,8 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> ClevrInputs:
     folder = tmp_path_factory.mktemp("clevr")
     predictor = PredictorConfig(encoder_width=48, width=16, layers=1, heads=1, mask_token=True, bias_on_noise=False)
     config = EncoderConfig(image_size=24, patch_size=8, width=48, layers=2, heads=3)
-    about = {"seed": 7, "patch_init": "fan_in"}
-    save(folder / "encoder.safetensors", build(config, predictor, seed=7, patch_init="fan_in").encoder, about)
+    about = {"seed": 7, "weight_init": "fan_in"}
+    save(folder / "encoder.safetensors", build(config, predictor, seed=7, weight_init="fan_in").encoder, about)
     dataset = prepare(folder / "shapes", [scene(i) for i in range(480)], [scene(i) for i in range(480, 630)])
     return ClevrInputs(encoder=folder / "encoder.safetensors", dataset=dataset)
 

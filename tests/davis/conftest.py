@@ -70,5 +70,5 @@ def encoder_file(tmp_path: Path) -> Path:
     """Weights drawn from seed 1 in a file that records seed 2, so that pretrained and untrained differ."""
     encoder = Encoder(EncoderConfig(image_size=16, patch_size=4, width=32, layers=2, heads=2))
     weights.initialise(encoder, 1, "fan_in")
-    weights.save(tmp_path / "encoder.safetensors", encoder, {"seed": 2, "patch_init": "fan_in"})
+    weights.save(tmp_path / "encoder.safetensors", encoder, {"seed": 2, "weight_init": "fan_in"})
     return tmp_path / "encoder.safetensors"

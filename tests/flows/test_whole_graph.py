@@ -19,7 +19,7 @@ from flows.pipeline import pipeline
 PROJECT = Path(__file__).parents[2]
 SMALL: dict[str, dict[str, Any]] = {
     "pretrain": {
-        "encoder": {"image_size": 32, "patch_size": 8, "width": 24, "layers": 2, "heads": 2, "patch_init": "fan_in"},
+        "encoder": {"image_size": 32, "patch_size": 8, "width": 24, "layers": 2, "heads": 2},
         "predictor": {"width": 16, "layers": 1, "heads": 2},
         "masks": {"min_context": 2},
         "optimisation": {"epochs": 1, "warmup_epochs": 0.5, "global_batch_size": 16},

@@ -18,7 +18,7 @@ def model(mask_token: bool = True, bias_on_noise: bool = False) -> MaskedImageMo
     predictor = PredictorConfig(
         encoder_width=24, width=16, layers=1, heads=2, mask_token=mask_token, bias_on_noise=bias_on_noise
     )
-    built = build(ENCODER, predictor, seed=0, patch_init="fixed")
+    built = build(ENCODER, predictor, seed=0, weight_init="fixed")
     with torch.no_grad():  # biases start at 0, which would hide them
         built.predictor.embed.bias.normal_(generator=torch.Generator().manual_seed(1))
     return built
@@ -117,7 +117,7 @@ def test_a_file_describes_itself_and_gives_back_its_first_weights(tmp_path) -> N
     with torch.no_grad():
         for parameter in net.encoder.parameters():
             parameter.add_(0.1)
-    save(tmp_path / "encoder.safetensors", net.encoder, {"seed": 5, "patch_init": "fan_in"})
+    save(tmp_path / "encoder.safetensors", net.encoder, {"seed": 5, "weight_init": "fan_in"})
     loaded = load_encoder(tmp_path / "encoder.safetensors")
     torch.testing.assert_close(loaded(IMAGES), net.encoder(IMAGES))
     untrained = untrained_encoder(tmp_path / "encoder.safetensors").state_dict()

@@ -10,8 +10,9 @@ def tiny() -> dict[str, Any]:
     """Valid pretrain values: 16-pixel images in 4×4 patches, 2 epochs of 3 steps of 16 images."""
     return {
         "seed": 0,
+        "weight_init": "fan_in",
         "dataset": "toy",
-        "encoder": {"image_size": 16, "patch_size": 4, "width": 24, "layers": 2, "heads": 2, "patch_init": "fan_in"},
+        "encoder": {"image_size": 16, "patch_size": 4, "width": 24, "layers": 2, "heads": 2},
         "predictor": {"width": 16, "layers": 1, "heads": 2},
         "stop": {"noise_std": 0.25, "mask_token": True, "bias_on_noise": False},
         "masks": {
