@@ -5,8 +5,10 @@ Parameters and inputs are checked before anything heavy is imported, so that a m
 
 import argparse
 import importlib
+import os
 import signal
 import sys
+import traceback
 from pathlib import Path
 from types import FrameType
 
@@ -22,8 +24,15 @@ def main(argv: list[str] | None = None) -> int:
     try:
         return run_stage(arguments)
     except ValueError as error:
+        if not _raised_by_us(error):  # a library's ValueError is a fault of ours: show where
+            traceback.print_exc()
         print(f"error: {error}", file=sys.stderr)
         return 2
+
+
+def _raised_by_us(error: ValueError) -> bool:
+    source = Path(traceback.extract_tb(error.__traceback__)[-1].filename)
+    return source.is_relative_to(Path(__file__).parent)
 
 
 def _terminate(signum: int, frame: FrameType | None) -> None:
@@ -45,6 +54,8 @@ def run_stage(arguments: list[str]) -> int:
         raise ValueError(stages.explain(error, stage, contract.inputs)) from None
     outputs = contract.outputs(**{name: parsed[name].absolute() for name in contract.outputs.model_fields})
 
+    # Threads that wait for work sleep. Spinning ones cost siblings on the same cores half their speed; read when torch loads.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     from components import tracking  # imports mlflow: only once the input is known to be good
 
     run = importlib.import_module(f"components.{stage}.run").run

@@ -99,6 +99,13 @@ _Loader.add_implicit_resolver(
 )
 
 
+class _Dumper(yaml.SafeDumper):
+    """Writes what `_Loader` reads back: a text that looks like a YAML 1.2 number gets quotes."""
+
+
+_Dumper.yaml_implicit_resolvers = _Loader.yaml_implicit_resolvers
+
+
 def read_yaml(path: Path) -> dict[str, Any]:
     """The mapping in a YAML file. Raises ValueError when the file is missing, malformed or no mapping."""
     if not path.is_file():
@@ -119,7 +126,9 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 def canonical_yaml(values: Mapping[str, Any]) -> str:
     """One text for one set of values: key order kept, no anchors, no flow style."""
-    return yaml.safe_dump(dict(values), sort_keys=False, default_flow_style=False, allow_unicode=True, width=100)
+    return yaml.dump(
+        dict(values), Dumper=_Dumper, sort_keys=False, default_flow_style=False, allow_unicode=True, width=100
+    )
 
 
 def validate(model: type[Params], values: Mapping[str, Any], where: str) -> Params:

@@ -1,0 +1,90 @@
+"""MLflow gets the truth, survives a crowd at its first use, and never stops a stage."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mlflow import MlflowClient
+
+from components import tracking
+from components.report.contract import ReportInputs, ReportOutputs, ReportParams
+from components.stage import contract
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("DVC_ROOT", str(tmp_path))
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    monkeypatch.delenv(tracking.PARENT, raising=False)
+    for folder in ("metrics", "params"):
+        (tmp_path / folder).mkdir()
+    return tmp_path
+
+
+def stage_run(root: Path) -> Any:
+    inputs = ReportInputs(metrics=root / "metrics", values=root / "params")
+    outputs = ReportOutputs(report=root / "report.md", table=root / "table.json", run=root / "run.json")
+    return tracking.stage_run("report", contract("report"), ReportParams(decimals=2), inputs, outputs)
+
+
+def runs(root: Path) -> list[Any]:
+    client = MlflowClient(f"sqlite:///{root / 'mlflow.db'}")
+    experiment = client.get_experiment_by_name(tracking.EXPERIMENT)
+    return client.search_runs([experiment.experiment_id], order_by=["attributes.start_time"])
+
+
+def test_the_status_is_how_the_stage_ended_and_a_parent_is_kept(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    parent = tracking.start_pipeline(project, "run", "prefect", {"prefect.flow_run": "x"})
+    monkeypatch.setenv(tracking.PARENT, parent)
+    for ending in (None, RuntimeError, KeyboardInterrupt):
+        try:
+            with stage_run(project):
+                tracking.log_metrics({"report/curve": 1.0}, step=1)
+                if ending:
+                    raise ending
+        except (RuntimeError, KeyboardInterrupt):
+            pass
+    rows = [row for row in runs(project) if row.info.run_id != parent]
+    assert [row.info.status for row in rows] == ["FINISHED", "FAILED", "KILLED"]
+    assert {row.data.tags["mlflow.parentRunId"] for row in rows} == {parent}
+    assert all(row.data.params == {"report.decimals": "2"} for row in rows)
+    tracking.log_metrics({"report/curve": 2.0}, step=2)  # outside a run nothing happens
+
+
+def test_values_that_are_no_numbers_are_left_out(project: Path) -> None:
+    run = tracking.Run(tracking.uri(project), tracking.start_pipeline(project, "run", "dvc", {}))
+    run.metrics({"good": 1.5, "bad": float("nan"), "worse": float("inf")})
+    assert runs(project)[0].data.metrics == {"good": 1.5}
+
+
+def test_a_fresh_database_bears_four_processes_at_once(project: Path) -> None:
+    """MLflow's own first use crashes here: each process migrates the file."""
+    code = f"from components import tracking; from pathlib import Path; tracking.start_pipeline(Path({str(project)!r}), 'x', 'dvc', {{}})"
+    crowd = [subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True) for _ in range(4)]
+    for process in crowd:
+        _, errors = process.communicate(timeout=240)
+        assert process.returncode == 0, errors
+    assert len(runs(project)) == 4
+
+
+def test_a_broken_server_costs_a_warning_not_the_stage(
+    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (project / "mlflow.db").write_bytes(b"this is no database" * 100)
+    with stage_run(project) as record:
+        tracking.log_metrics({"report/curve": 1.0}, step=1)
+        record.finish(contract("report").metrics(compared=0, improved=0))
+    assert "warning: MLflow did not take the stage's run" in capsys.readouterr().err
+    assert (project / "run.json").exists()
+
+
+def test_the_meter_counts_and_ends(capsys: pytest.CaptureFixture[str]) -> None:
+    meter = tracking.Meter("probe: features", 10, "images")
+    meter.advance(4)
+    meter.advance(6)
+    lines = capsys.readouterr().out.splitlines()
+    assert (
+        len(lines) == 1 and lines[0].startswith("probe: features: 10/10 images, ") and lines[0].endswith(", 0 s left")
+    )
