@@ -26,12 +26,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--preset", default="cifar10", help="names with commas; the first is the recipe")
+    parser.add_argument(
+        "--weight-init", default="fan_in", help="fixed shows what the references' start does to a narrow model"
+    )
     parser.add_argument("--out", type=Path, default=ROOT / "work" / "benchmarks")
     options = parser.parse_args()
     recipe = presets.compose(ROOT, options.preset.split(","))
+    recipe["pretrain"]["weight_init"] = options.weight_init
     rows = []
     for seed in options.seeds:
-        folder = options.out / "small_scale" / options.preset.replace(",", "-") / f"seed-{seed}"
+        folder = (
+            options.out / "small_scale" / f"{options.preset.replace(',', '-')}-{options.weight_init}" / f"seed-{seed}"
+        )
         rows.append(one_seed(recipe, seed, folder))
         print_row(f"seed {seed}", rows[-1])
     print_summary(rows)

@@ -35,7 +35,8 @@ def test_the_command_names_every_input_and_output_of_the_contract(repository: Pa
     fields = {name.replace("_", "-") for model in (kind.inputs, kind.outputs) for name in model.model_fields}
     assert set(flags) == fields | {"params"} | ({"member"} if kind.members else set())
     written = {flags[name.replace("_", "-")] for name in kind.outputs.model_fields} - {f"work/{word}"}
-    assert written == set(stage["outs"]) | set(stage.get("metrics", []))
+    plots = {next(iter(plot)) if isinstance(plot, dict) else plot for plot in stage.get("plots", [])}
+    assert written == set(stage["outs"]) | set(stage.get("metrics", [])) | plots
     assert {flags[name.replace("_", "-")] for name in kind.inputs.model_fields} - {"params"} <= set(stage["deps"])
 
 
