@@ -16,7 +16,6 @@ OFFLINE = {
     "DVC_STUDIO_OFFLINE": "1",
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
-    "HF_HUB_OFFLINE": "1",
 }
 
 for _name, _value in OFFLINE.items():  # before prefect is imported: it reads its settings then

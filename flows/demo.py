@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from components.prepare.contract import LAYOUTS
-from flows import presets
+from flows import preflight, presets, server
 
 FOLDERS = {"davis": ["DAVIS"], "clevr": ["CLEVR_v1.0", "CLEVR"]}  # as the archives of these datasets unpack
 
@@ -26,10 +26,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"params/{word}.yaml now holds the values of {options.preset}")
         for link, folder in links.items():
             make_link(root, link, folder)
-        return _run(root, f"{options.preset.replace(',', '-') or 'demo'}-{datetime.now():%Y%m%d-%H%M%S}", options.force)
+        preflight.check(root, [])  # the flow does so again, but only when its server is up
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    try:
+        return _run(root, f"{options.preset.replace(',', '-') or 'demo'}-{datetime.now():%Y%m%d-%H%M%S}", options.force)
     except KeyboardInterrupt:
         print("stopped; `make run` continues with what is missing", file=sys.stderr)
         return 130
@@ -39,7 +41,7 @@ def planned_links(root: Path, prepare: Mapping[str, Any], folder: Path) -> dict[
     """For each dataset read from `data/raw/…` that path and the entry of `folder` it shall link to.
 
     Looked for are the names of the raw folder and of the dataset, and for DAVIS and CLEVR the name their archives have.
-    Raises ValueError when one is missing or a real folder stands where the link goes.
+    Raises ValueError when one is missing, a real folder stands where the link goes, or nothing is read from there.
     """
     links, missing = {}, []
     for name, dataset in prepare["datasets"].items():
@@ -57,6 +59,11 @@ def planned_links(root: Path, prepare: Mapping[str, Any], folder: Path) -> dict[
             links[root / source] = found[0].absolute()
     if missing:
         raise ValueError("\n".join(missing))
+    if not links:
+        raise ValueError(
+            f"DATA is {str(folder)!r}, but every dataset in params/prepare.yaml is embedded; add a PRESET that reads raw "
+            "data, such as cifar10, or leave DATA out"
+        )
     return links
 
 
@@ -75,22 +82,33 @@ def _run(root: Path, name: str, force: bool) -> int:
     # A person's own Prefect profile and database stay out of it, unless the environment names a server.
     os.environ.setdefault("PREFECT_HOME", str(root / ".prefect"))
     os.environ.setdefault("PREFECT_LOGGING_LEVEL", "WARNING")
-    os.environ.setdefault("PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS", "120")
-    if "PREFECT_API_URL" not in os.environ:
-        print("Starting Prefect's temporary server, which takes some seconds", flush=True)
+    os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")
+    if "PREFECT_API_URL" in os.environ:
+        return _pipeline(root, name, force)
+    print("Starting a Prefect server for this run, which takes some seconds", flush=True)
+    with server.temporary(root) as address:
+        print(f"Watch the run at {address}", flush=True)
+        os.environ["PREFECT_API_URL"] = f"{address}/api"
+        return _pipeline(root, name, force)
 
+
+def _pipeline(root: Path, name: str, force: bool) -> int:
     from flows.pipeline import StageFailedError, pipeline  # imports prefect, which reads the settings above
 
     terminal = logging.getLogger("flows")
     terminal.addHandler(logging.StreamHandler(sys.stdout))
     terminal.setLevel(logging.INFO)
     terminal.propagate = False
-    for runs in ("prefect.flow_runs", "prefect.task_runs"):  # they repeat what the report says
-        logging.getLogger(runs).propagate = False
+    runs = [logging.getLogger(f"prefect.{kind}_runs") for kind in ("flow", "task")]
+    for logger in runs:
+        logger.propagate = False  # the terminal has these lines already
     try:
         pipeline(str(root), name, [], force)
     except StageFailedError:
         return 1
+    finally:
+        for handler in (handler for logger in runs for handler in logger.handlers):
+            handler.flush()  # while there is a server to send the lines to
     return 0
 
 

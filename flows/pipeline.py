@@ -11,8 +11,8 @@ from prefect.futures import PrefectConcurrentFuture
 from prefect.runtime import flow_run
 
 from flows import experiment, graph, preflight, summary
+from flows.command import Lifeline
 from flows.stage import Run, run_stage, terminal
-from flows.supervisor import Lifeline
 
 
 class StageFailedError(RuntimeError):
@@ -34,9 +34,7 @@ def run_in(root: Path, name: str, targets: Sequence[str], force: bool, parallel:
     """One run in the folder `root`, whichever folder that is."""
     preflight.check_name(name)
     preflight.check_parallel(parallel)
-    preflight.check_params(root)
-    nodes = graph.read(root, targets)
-    preflight.check_sources(root, nodes)
+    nodes = preflight.check(root, targets)
 
     from components import tracking  # imports mlflow: only once the input is known to be good
 

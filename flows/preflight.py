@@ -8,6 +8,14 @@ from components.stage import contract, read_yaml, validate
 from flows import graph
 
 
+def check(root: Path, targets: Sequence[str]) -> list[graph.Node]:
+    """The stages to run for `targets`, once params, graph and sources are known to be good; ValueError otherwise."""
+    check_params(root)
+    nodes = graph.read(root, targets)
+    check_sources(root, nodes)
+    return nodes
+
+
 def check_params(root: Path) -> None:
     """Every params file of the stages in dvc.yaml against its contract; one ValueError with all faults of all files."""
     faults = []

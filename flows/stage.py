@@ -14,7 +14,7 @@ from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas import State
 from prefect.states import Completed, Failed
 
-from flows import supervisor
+from flows import command
 
 terminal = logging.getLogger("flows")
 """What a person at a terminal reads; silent unless the caller gives it a handler."""
@@ -42,7 +42,7 @@ class Run:
     """Runs stages that DVC would skip, too."""
     environment: Mapping[str, str]
     """Added to this process's environment for the stages."""
-    lifeline: supervisor.Lifeline
+    lifeline: command.Lifeline
 
 
 @task(cache_policy=NO_CACHE, persist_result=False)
@@ -54,10 +54,10 @@ def run_stage(stage: str, timeout_s: float, run: Run) -> State[dict[str, Any]]:
     """
     log = Path("logs", run.name, f"{stage}.log")
     lines = _Lines(stage)
-    command = [sys.executable, "-m", "dvc", "--wait-for-lock", "repro", "--single-item", *["-f"] * run.force, stage]
+    repro = [sys.executable, "-m", "dvc", "--wait-for-lock", "repro", "--single-item", *["-f"] * run.force, stage]
     started = time.monotonic()
     environment = stage_environment(run.environment)
-    ended = supervisor.run(command, run.lifeline, run.root, environment, run.root / log, lines, timeout_s)
+    ended = command.run(repro, run.lifeline, run.root, environment, run.root / log, lines, timeout_s)
     state = "failed" if ended.status else "ran" if lines.ran else "cached"
     result = {"stage": stage, "state": state, "seconds": round(time.monotonic() - started, 1), "log": str(log)}
     if ended.status:
@@ -86,13 +86,15 @@ class _Lines:
 
     def __init__(self, stage: str) -> None:
         self.ran = False
-        self._stage = stage
+        self._stage, self._last = stage, ""
         self._logger = get_run_logger()
         self._second, self._sent = 0, 0
 
     def __call__(self, line: str) -> None:
-        self.ran |= line == f"Running stage '{self._stage}':"
-        if not line or line.startswith(DVC_CHATTER):
+        running = f"Running stage '{self._stage}':"
+        last, self._last = self._last, line
+        self.ran |= line == running
+        if not line or line.startswith(DVC_CHATTER) or last == running:  # then comes the long command of dvc.yaml
             return
         terminal.info("[%s] %s", self._stage, line)
         if self._second != int(time.monotonic()):

@@ -1,8 +1,8 @@
-"""Runs a command so that its whole process tree ends with it, and when the caller cancels or dies, even by SIGKILL.
+"""The process between a caller and its command: it ends the command's whole tree when the caller cancels or dies.
 
-Between the caller and the command stands a process of this file. It holds the reading end of a pipe that nobody
-writes to; the writing end is in the caller, so the pipe's end of file means that the caller is gone. The file is run by
-its path and imports nothing of the project, so that it starts in a few hundredths of a second.
+It holds the reading end of a pipe that nobody writes to; the writing end is in the caller, so the pipe's end of file means
+that the caller is gone. `flows.command` runs this file by its path; it imports nothing of the project, so that it starts
+in a few hundredths of a second.
 """
 
 import argparse
@@ -14,94 +14,14 @@ import subprocess
 import sys
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from multiprocessing import Pipe
 from pathlib import Path
-from types import TracebackType
-from typing import IO, Self
+from typing import IO
 
 import psutil
 
 TIMED_OUT, CANCELLED = 124, 130  # exit statuses, as `timeout` and shells use them
-GRACE_S = 20.0  # after SIGINT, which Ray Train answers by saving its state
 TERM_S = 3.0
 POLL_S = 0.1
-TAIL = 40  # lines kept for a failure's message
-
-
-class Lifeline:
-    """What ties commands to their caller: leaving the `with` block ends every command run on it."""
-
-    def __init__(self) -> None:
-        """Opens the pipe."""
-        # Connections, because the reading end must stay open as long as a task refers to it (else a late retry would
-        # hand a reused descriptor to its supervisor) and then close silently.
-        self._reader, self._writer = Pipe(duplex=False)
-
-    def fileno(self) -> int:
-        """The reading end."""
-        return self._reader.fileno()
-
-    def __enter__(self) -> Self:
-        """Commands can be run on it from here on, in any thread."""
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Lets go of all commands that still run; their supervisors end them."""
-        self._writer.close()
-
-
-@dataclass(frozen=True)
-class Ended:
-    """How a command ended: TIMED_OUT, CANCELLED or its own exit status, and the last lines it wrote."""
-
-    status: int
-    tail: list[str]
-
-
-def run(
-    command: Sequence[str],
-    lifeline: Lifeline,
-    folder: Path,
-    environment: Mapping[str, str],
-    log: Path,
-    on_line: Callable[[str], None],
-    timeout_s: float = 0,
-    grace_s: float = GRACE_S,
-) -> Ended:
-    """Runs `command` in `folder`; blocks until it and everything it started have ended.
-
-    Every line of stdout and stderr is appended to `log` and handed to `on_line`. After `timeout_s` seconds (0: no
-    limit) the tree gets SIGINT, SIGTERM after another `grace_s`, then SIGKILL.
-    """
-    log.parent.mkdir(parents=True, exist_ok=True)
-    options = ["--log", str(log), "--timeout-s", str(timeout_s), "--grace-s", str(grace_s), "--", *command]
-    tail: deque[str] = deque(maxlen=TAIL)
-    with subprocess.Popen(
-        [sys.executable, "-P", __file__, *options],
-        stdin=lifeline.fileno(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        cwd=folder,
-        env=dict(environment),
-        start_new_session=True,  # Ctrl-C in a terminal reaches the caller only, which then lets go of the lifeline
-        text=True,
-        encoding="utf-8",
-        errors="replace",
-    ) as supervisor:
-        assert supervisor.stdout
-        try:
-            for raw in supervisor.stdout:
-                tail.append(raw.rstrip())
-                on_line(tail[-1])
-        except BaseException:
-            supervisor.terminate()  # it ends the command's tree, too
-            raise
-    return Ended(supervisor.returncode, list(tail))
 
 
 def _supervise(command: list[str], log: Path, timeout_s: float, grace_s: float) -> int:
@@ -116,7 +36,7 @@ def _supervise(command: list[str], log: Path, timeout_s: float, grace_s: float) 
             command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
         )
         assert child.stdout
-        pump = threading.Thread(target=_pump, args=(child.stdout, file))
+        pump = threading.Thread(target=_pump, args=(child.stdout, file), daemon=True)
         pump.start()
         status = 0
         while child.poll() is None and not status:
@@ -127,7 +47,8 @@ def _supervise(command: list[str], log: Path, timeout_s: float, grace_s: float) 
         if status:
             _interrupt(child, grace_s)
         _end_descendants(child)
-        pump.join()
+        # Elsewhere than on Linux a lost orphan may keep the pipe open for ever.
+        pump.join(None if sys.platform == "linux" else TERM_S)
         if status:
             _pump_line(f"error: {reason}\n".encode(), file)
     return status or (child.returncode if child.returncode >= 0 else 128 - child.returncode)

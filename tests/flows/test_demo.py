@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 
 from components.stage import canonical_yaml, read_yaml
@@ -19,10 +20,11 @@ EMBEDDED = {"source": "components/prepare/embedded/digits.py", "format": "digits
 
 
 def start(toy, prefect: str, *options: str) -> subprocess.Popen[str]:
-    environment = os.environ | {"PREFECT_API_URL": prefect}
+    """`python -m flows.demo` in a group of its own; with '' for `prefect` it starts the server itself."""
+    environment = os.environ | ({"PREFECT_API_URL": prefect} if prefect else {})
     command = [sys.executable, "-m", "flows.demo", "--root", str(toy.root), *options]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    return subprocess.Popen(command, cwd=PROJECT, env=environment, **pipes)
+    return subprocess.Popen(command, cwd=PROJECT, env=environment, start_new_session=True, **pipes)
 
 
 def test_links_go_to_the_folder_of_either_name_or_of_the_archive(tmp_path: Path) -> None:
@@ -77,20 +79,21 @@ def test_a_failed_then_a_mended_run_with_a_preset(tracked, prefect: str) -> None
     assert (mended.returncode, err) == (0, "")
     assert "\n[davis] davis at work\n" in out
     assert "\n# The report\n" in out
+    assert "| clevr                | cached | " in out
     assert "\n## Next\n" in out
 
 
-def test_ctrl_c_ends_the_stages_and_says_how_to_go_on(
-    tracked, prefect: str, alive: Callable[[list[int]], list[int]]
-) -> None:
+def test_ctrl_c_ends_stages_and_server_and_says_how_to_go_on(tracked, alive: Callable[[list[int]], list[int]]) -> None:
     tracked.script("prepare", "echo pid $$; sleep 600")
-    process = start(tracked, prefect)
+    process = start(tracked, "")
     assert process.stdout
-    pids = [int(next(line for line in process.stdout if "] pid " in line).split()[-1])]
-    process.send_signal(signal.SIGINT)
+    stage = int(next(line for line in process.stdout if "] pid " in line).split()[-1])
+    tree = [child.pid for child in psutil.Process(process.pid).children(recursive=True)]
+    assert stage in tree
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal sends it: to everything in the foreground
     _, err = process.communicate(timeout=300)
-    assert (process.returncode, err.splitlines()[-1]) == (130, "stopped; `make run` continues with what is missing")
-    assert not alive(pids)
+    assert (process.returncode, err) == (130, "stopped; `make run` continues with what is missing\n")
+    assert not alive(tree)
 
 
 def test_bad_input_is_one_message_and_nothing_starts(tracked, prefect: str, tmp_path: Path) -> None:
@@ -99,3 +102,8 @@ def test_bad_input_is_one_message_and_nothing_starts(tracked, prefect: str, tmp_
     assert (process.returncode, out) == (2, "")
     assert err.startswith("error: preset is 'vit_b15'; the presets in params/presets are: none")
     assert not (tracked.root / "logs").exists()
+
+
+def test_data_that_nothing_would_read_is_told(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="every dataset in params/prepare.yaml is embedded"):
+        demo.planned_links(tmp_path, {"datasets": {"digits": EMBEDDED}}, tmp_path)

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from flows import supervisor
+from flows import command, supervisor
 
 Until = Callable[[Callable[[], object]], None]
 Alive = Callable[[list[int]], list[int]]
@@ -38,12 +38,12 @@ def pids_in(log: Path) -> list[int]:
     return next(([int(pid) for pid in line.split()[1:]] for line in lines if line.startswith("pids ")), [])
 
 
-def run(command: list[str], folder: Path, lifeline: supervisor.Lifeline, timeout_s: float = 0) -> supervisor.Ended:
+def run(words: list[str], folder: Path, lifeline: command.Lifeline, timeout_s: float = 0) -> command.Ended:
     lines: list[str] = []
-    ended = supervisor.run(
-        command, lifeline, folder, os.environ, folder / "logs" / "x.log", lines.append, timeout_s, grace_s=0.5
+    ended = command.run(
+        words, lifeline, folder, os.environ, folder / "logs" / "x.log", lines.append, timeout_s, grace_s=0.5
     )
-    assert ended.tail == lines[-supervisor.TAIL :]
+    assert ended.tail == lines[-command.TAIL :]
     return ended
 
 
@@ -53,7 +53,7 @@ def python(code: str) -> list[str]:
 
 def test_status_lines_and_log(tmp_path: Path) -> None:
     code = "import sys; print('one', flush=True); print('10%\\r100%', file=sys.stderr); print('ü', end=''); sys.exit(7)"
-    with supervisor.Lifeline() as lifeline:
+    with command.Lifeline() as lifeline:
         ended = run(python(code), tmp_path, lifeline)
     assert ended.status == 7
     assert sorted(ended.tail) == ["100%", "one", "ü"]  # of a redrawn bar the last state, and no carriage return
@@ -61,12 +61,12 @@ def test_status_lines_and_log(tmp_path: Path) -> None:
 
 
 def test_a_signal_is_reported_as_shells_do(tmp_path: Path) -> None:
-    with supervisor.Lifeline() as lifeline:
+    with command.Lifeline() as lifeline:
         assert run(python("import os; os.kill(os.getpid(), 9)"), tmp_path, lifeline).status == 128 + 9
 
 
 def test_leftovers_of_a_finished_command_end(tmp_path: Path, alive: Alive) -> None:
-    with supervisor.Lifeline() as lifeline:
+    with command.Lifeline() as lifeline:
         assert run(python(TREE.replace("time.sleep(600)\n", "os._exit(3)\n")), tmp_path, lifeline).status == 3
     pids = pids_in(tmp_path / "logs" / "x.log")
     assert len(pids) == 4
@@ -74,7 +74,7 @@ def test_leftovers_of_a_finished_command_end(tmp_path: Path, alive: Alive) -> No
 
 
 def test_the_time_limit_ends_the_whole_tree(tmp_path: Path, alive: Alive) -> None:
-    with supervisor.Lifeline() as lifeline:
+    with command.Lifeline() as lifeline:
         ended = run(python(TREE), tmp_path, lifeline, timeout_s=2)
     assert ended.status == supervisor.TIMED_OUT
     assert ended.tail[-1] == "error: stopped: it ran longer than its limit of 2 s"
@@ -86,8 +86,8 @@ def test_the_time_limit_ends_the_whole_tree(tmp_path: Path, alive: Alive) -> Non
 def test_letting_go_of_the_lifeline_ends_the_tree_and_lets_it_say_goodbye(tmp_path: Path, until: Until) -> None:
     code = "import time\nprint('pids 1', flush=True)\ntry: time.sleep(600)\nexcept KeyboardInterrupt: print('saved')"
     log = tmp_path / "logs" / "x.log"
-    ended: list[supervisor.Ended] = []
-    with supervisor.Lifeline() as lifeline:
+    ended: list[command.Ended] = []
+    with command.Lifeline() as lifeline:
         thread = threading.Thread(target=lambda: ended.append(run(python(code), tmp_path, lifeline)))
         thread.start()
         until(lambda: bool(pids_in(log)))
@@ -105,10 +105,10 @@ def test_the_death_of_the_caller_ends_the_tree(
 ) -> None:
     caller = f"""
 import os, pathlib
-from flows import supervisor
-with supervisor.Lifeline() as lifeline:
+from flows import command
+with command.Lifeline() as lifeline:
     log = pathlib.Path({str(tmp_path)!r}, "x.log")
-    supervisor.run([{sys.executable!r}, "-c", {TREE!r}], lifeline, log.parent, os.environ, log, print, grace_s=0.5)
+    command.run([{sys.executable!r}, "-c", {TREE!r}], lifeline, log.parent, os.environ, log, print, grace_s=0.5)
 """
     process = subprocess.Popen(python(caller), stdout=subprocess.DEVNULL, cwd=Path(__file__).parents[2])
     until(lambda: bool(pids_in(tmp_path / "x.log")))

@@ -1,0 +1,53 @@
+"""A Prefect server for one run from a terminal; it ends with the run, and also when the run is killed."""
+
+import http.client
+import os
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+from flows import command
+
+START_S = 120
+
+
+@contextmanager
+def temporary(root: Path) -> Iterator[str]:
+    """The server's address without `/api`; its own lines go to logs/prefect.log in `root`.
+
+    Prefect's own temporary server would get a terminal's Ctrl-C before the run could tell it how it ended, and would
+    outlive a killed run. Raises RuntimeError when the server doesn't answer within START_S seconds.
+    """
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    words = ["-m", "prefect", "--no-prompt", "server", "start", "--host", "127.0.0.1", "--port", str(port)]
+    log = root / "logs" / "prefect.log"
+    # The pool waits for the server's end, so it must be left after the lifeline.
+    with ThreadPoolExecutor(1) as pool, command.Lifeline() as lifeline:
+        server = pool.submit(command.run, [sys.executable, *words], lifeline, root, os.environ, log, lambda line: None)
+        _wait(server, port, log)
+        yield f"http://127.0.0.1:{port}"
+
+
+def _wait(server: Future[command.Ended], port: int, log: Path) -> None:
+    deadline = time.monotonic() + START_S
+    while not _answers(port):
+        if server.done() or time.monotonic() > deadline:
+            raise RuntimeError(f"Prefect's server did not start on port {port}; {log} says why")
+        time.sleep(0.1)
+
+
+def _answers(port: int) -> bool:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=2)
+    try:
+        connection.request("GET", "/api/health")
+        return connection.getresponse().status == http.client.OK
+    except OSError:
+        return False
+    finally:
+        connection.close()
