@@ -22,6 +22,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         params = presets.compose(root, options.preset.split(",") if options.preset else [])
         links = planned_links(root, params["prepare"], options.data) if options.data else {}
+        check_raw(root, params["prepare"], links)
         for word in presets.write(root, params):
             print(f"params/{word}.yaml now holds the values of {options.preset}")
         for link, folder in links.items():
@@ -65,6 +66,21 @@ def planned_links(root: Path, prepare: Mapping[str, Any], folder: Path) -> dict[
             "data, such as cifar10, or leave DATA out"
         )
     return links
+
+
+def check_raw(root: Path, prepare: Mapping[str, Any], links: Mapping[Path, Path]) -> None:
+    """ValueError, before any file is written, for raw data that is neither there nor about to be linked."""
+    absent = [
+        f"dataset {name!r} reads {dataset['source']!r}, which does not exist"
+        for name, dataset in prepare["datasets"].items()
+        if Path(dataset["source"]).is_relative_to("data/raw")
+        and not (root / dataset["source"]).exists()
+        and root / dataset["source"] not in links
+    ]
+    if absent:
+        raise ValueError(
+            "\n".join(absent) + "\nGive the folder that holds it: make run PRESET=… DATA=FOLDER. Nothing was changed"
+        )
 
 
 def make_link(root: Path, link: Path, folder: Path) -> None:

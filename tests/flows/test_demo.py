@@ -107,3 +107,19 @@ def test_bad_input_is_one_message_and_nothing_starts(tracked, prefect: str, tmp_
 def test_data_that_nothing_would_read_is_told(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="every dataset in params/prepare.yaml is embedded"):
         demo.planned_links(tmp_path, {"datasets": {"digits": EMBEDDED}}, tmp_path)
+
+
+def test_a_preset_without_its_raw_data_changes_nothing(tracked, prefect: str) -> None:
+    (tracked.root / "params/presets").mkdir()
+    embedded = read_yaml(tracked.root / "params/prepare.yaml")["datasets"]["shapes_video"]
+    whole = embedded | CIFAR | {"clips": 0}
+    (tracked.root / "params/presets/real.yaml").write_text(
+        canonical_yaml({"davis": {"radius": 3}, "prepare": {"datasets": {"images": whole}}})
+    )
+    before = {path: path.read_text() for path in (tracked.root / "params").glob("*.yaml")}
+    process = start(tracked, prefect, "--preset", "real")
+    out, err = process.communicate(timeout=300)
+    assert (process.returncode, out) == (2, "")
+    assert err.startswith("error: dataset 'images' reads 'data/raw/")
+    assert "DATA=FOLDER. Nothing was changed" in err
+    assert {path: path.read_text() for path in before} == before
