@@ -66,6 +66,7 @@ def one_seed(recipe: dict[str, dict[str, Any]], seed: int, folder: Path) -> dict
     metrics = {word: json.loads((folder / f"{word}-metrics.json").read_text()) for word in seconds}
     row = metrics["linear_probe"] | {f"{word}_seconds": taken for word, taken in seconds.items()}
     row |= {name: metrics["pretrain"][name] for name in ("effective_rank", "feature_std", "images_per_second_mean")}
+    row["seed"] = seed
     done.write_text(json.dumps(row, indent=2))
     return row
 
@@ -89,8 +90,8 @@ def print_row(label: str, row: dict[str, float]) -> None:
 
 def print_summary(rows: list[dict[str, float]]) -> None:
     print("\n| seed | probe top-1 | k-NN | effective rank | minutes of pretraining |\n|---|---|---|---|---|")
-    for number, row in enumerate(rows):
-        print_row(str(number), row)
+    for row in rows:
+        print_row(f"{row['seed']:.0f}", row)
     for name in ("top1_gain", "knn_top1_gain"):
         values = [row[name] for row in rows]
         spread = statistics.stdev(values) if len(values) > 1 else 0.0

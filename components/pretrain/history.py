@@ -15,7 +15,8 @@ from typing import Any
 import ray.train
 
 from components import tracking
-from components.pretrain.loop import Row
+
+Row = Mapping[str, float]  # not from `loop`: the controller process should start without torch and timm
 
 
 class HistoryWriter(ray.train.UserCallback):  # type: ignore[misc]

@@ -53,7 +53,7 @@ def run(params: PretrainParams, inputs: PretrainInputs, outputs: PretrainOutputs
                 storage_path=str(outputs.work),
                 callbacks=[HistoryWriter(folder / "history.jsonl")],
                 checkpoint_config=CheckpointConfig(num_to_keep=2),
-                worker_runtime_env={"env_vars": {"PYTHONPATH": str(PROJECT)}},
+                worker_runtime_env=_code(),
             ),
         )
         result = _fit(trainer)
@@ -113,6 +113,11 @@ def _cluster(scale: Scale) -> Iterator[None]:
         yield
     finally:
         ray.shutdown()
+
+
+def _code() -> dict[str, Any]:
+    """Workers of a cluster import the code of this checkout; those started here inherit the driver's path anyway."""
+    return {"env_vars": {"PYTHONPATH": str(PROJECT)}} if os.environ.get("RAY_ADDRESS") else {}
 
 
 def _scaling(scale: Scale) -> Any:
