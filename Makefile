@@ -51,4 +51,4 @@ test-faults: install  ## long tests that kill processes
 check: lint types imports test  ## all of the above
 
 clean:  ## remove resume state, logs and caches, but no data, model or run
-	rm -rf work logs .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf work logs .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

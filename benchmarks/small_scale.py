@@ -12,11 +12,10 @@ import platform
 import statistics
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
-from components.stage import canonical_yaml
+from components.stage import canonical_yaml, digest
 from flows import presets
 
 ROOT = Path(__file__).parents[1]
@@ -33,18 +32,17 @@ def main() -> None:
     options = parser.parse_args()
     recipe = presets.compose(ROOT, options.preset.split(","))
     recipe["pretrain"]["weight_init"] = options.weight_init
+    mark = digest([recipe["pretrain"], recipe["linear_probe"]])  # a changed recipe never shows an older one's scores
     rows = []
     for seed in options.seeds:
-        folder = (
-            options.out / "small_scale" / f"{options.preset.replace(',', '-')}-{options.weight_init}" / f"seed-{seed}"
-        )
+        folder = options.out / "small_scale" / f"{options.preset.replace(',', '-')}-{mark}" / f"seed-{seed}"
         rows.append(one_seed(recipe, seed, folder))
         print_row(f"seed {seed}", rows[-1])
     print_summary(rows)
 
 
 def one_seed(recipe: dict[str, dict[str, Any]], seed: int, folder: Path) -> dict[str, float]:
-    """Metrics of one seed by name, and the seconds each stage took."""
+    """Metrics of one seed by name."""
     done = folder / "row.json"
     if done.exists():
         row: dict[str, float] = json.loads(done.read_text())
@@ -54,37 +52,36 @@ def one_seed(recipe: dict[str, dict[str, Any]], seed: int, folder: Path) -> dict
         (folder / f"{word}.yaml").write_text(canonical_yaml({**recipe[word], "seed": seed}))
     data = ROOT / "data" / "prepared"
     encoder = ["--encoder", "encoder.safetensors"]
-    seconds = {}
-    seconds["pretrain"] = stage(
+    stage(
         folder, "pretrain", "--dataset", str(data / recipe["pretrain"]["dataset"]), *encoder, "--predictor",
         "predictor.safetensors", "--state", "state.pt", "--history", "pretrain.csv", "--work", "work",
     )  # fmt: skip
-    seconds["linear_probe"] = stage(
+    stage(
         folder, "linear_probe", "--member", "cifar10", "--dataset", str(data / "cifar10"), *encoder, "--confusion",
         "confusion.csv", "--heads", "heads.csv",
     )  # fmt: skip
-    metrics = {word: json.loads((folder / f"{word}-metrics.json").read_text()) for word in seconds}
-    row = metrics["linear_probe"] | {f"{word}_seconds": taken for word, taken in seconds.items()}
+    metrics = {word: json.loads((folder / f"{word}-metrics.json").read_text()) for word in ("pretrain", "linear_probe")}
+    row = metrics["linear_probe"]
     row |= {name: metrics["pretrain"][name] for name in ("effective_rank", "feature_std", "images_per_second_mean")}
     row["seed"] = seed
+    images = metrics["pretrain"]["steps"] * recipe["pretrain"]["optimisation"]["global_batch_size"]
+    row["pretrain_minutes"] = images / row["images_per_second_mean"] / 60  # of the training itself, restarts included
     done.write_text(json.dumps(row, indent=2))
     return row
 
 
-def stage(folder: Path, word: str, *flags: str) -> float:
-    """Runs one stage in `folder` and returns its seconds."""
+def stage(folder: Path, word: str, *flags: str) -> None:
+    """Runs one stage in `folder`."""
     command = [sys.executable, "-m", "components", word, "--params", f"{word}.yaml", *flags]
     command += ["--metrics", f"{word}-metrics.json", "--run", f"{word}-run.json"]
-    start = time.monotonic()
     subprocess.run(command, cwd=folder, check=True, env={**os.environ, "DVC_ROOT": str(folder)})
-    return time.monotonic() - start
 
 
 def print_row(label: str, row: dict[str, float]) -> None:
     line = [f"| {label}"]
     for name in ("top1", "knn_top1"):
         line.append(f"{row[f'{name}_untrained']:.1f} → {row[name]:.1f} ({row[f'{name}_gain']:+.1f})")
-    line += [f"{row['effective_rank']:.1f}", f"{row['pretrain_seconds'] / 60:.1f}"]
+    line += [f"{row['effective_rank']:.1f}", f"{row['pretrain_minutes']:.1f}"]
     print(" | ".join(line) + " |", flush=True)
 
 

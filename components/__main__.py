@@ -61,6 +61,8 @@ def run_stage(arguments: list[str]) -> int:
     run = importlib.import_module(f"components.{stage}.run").run
     with tracking.stage_run(stage, contract, params, inputs, outputs) as record:
         record.finish(run(params, inputs, outputs))
+    if stage == stages.STAGES[-1]:  # the report ends the pipeline
+        tracking.record_pipeline()
     return 0
 
 

@@ -201,8 +201,11 @@ def atomic(path: Path) -> Iterator[Path]:
     remove(temporary)
     try:
         yield temporary
-        remove(path)
-        temporary.rename(path)
+        if path.is_dir() and not path.is_symlink():  # a folder cannot be replaced in one step
+            remove(path)
+        elif temporary.is_dir():
+            path.unlink(missing_ok=True)
+        temporary.replace(path)
     finally:
         remove(temporary)
 

@@ -187,18 +187,19 @@ def uri(root: Path) -> str:
 
 
 def start_pipeline(root: Path, name: str, trigger: str, tags: Mapping[str, str]) -> str:
-    """Creates the parent row of a pipeline run and returns its id. `trigger` says which door it came through."""
-    return _create(root, name, "", {"trigger": trigger, **_git(root), **tags}).run_id
+    """Creates the parent row of a pipeline run; its id, or '' where MLflow refused. `trigger` is the door it came through."""
+    run = None
+    with _tolerant("the pipeline's row"):
+        run = _create(root, name, "", {"trigger": trigger, **_git(root), **tags})
+    return run.run_id if run else ""
 
 
 def record_pipeline() -> None:
     """Writes the parent row of a plain `dvc repro`. Nothing happens inside a flow, which writes its own."""
     if os.environ.get(PARENT):
         return
-    root = project_root()
-    with _tolerant("the pipeline's row"):
-        name = time.strftime("dvc-repro-%Y%m%d-%H%M%S")
-        finish_pipeline(root, start_pipeline(root, name, "dvc", {}), "FINISHED")
+    root, name = project_root(), time.strftime("dvc-repro-%Y%m%d-%H%M%S")
+    finish_pipeline(root, start_pipeline(root, name, "dvc", {}), "FINISHED")
 
 
 def finish_pipeline(root: Path, run_id: str, status: str, finished: Collection[str] | None = None) -> None:
@@ -207,6 +208,8 @@ def finish_pipeline(root: Path, run_id: str, status: str, finished: Collection[s
     The values come from the files, so the row is complete when every stage was cached. `finished` holds DVC's names, such as
     `linear_probe@cifar10`.
     """
+    if not run_id:
+        return
     run = Run(uri(root), run_id)
     for path in sorted((root / "params").glob("*.yaml")):
         run.params({f"{path.stem}.{key}": value for key, value in flatten(read_yaml(path), ".").items()})
@@ -218,7 +221,7 @@ def finish_pipeline(root: Path, run_id: str, status: str, finished: Collection[s
             run.tags({f"linked.{about['stage'].replace('/', '.')}": about["mlflow_run_id"]})
             run.adopt(about["mlflow_run_id"])
     for path in (root / "report.md", root / "dvc.lock"):
-        if path.exists() and status == "FINISHED":
+        if path.exists() and finished is not None:  # a plain `dvc repro` has not written its dvc.lock yet
             run.artifact(path)
     run.end(status)
 

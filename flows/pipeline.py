@@ -48,6 +48,9 @@ def run_in(root: Path, name: str, targets: Sequence[str], force: bool, parallel:
             rows = run_stages(nodes, Run(root, name, force, environment, lifeline), parallel)
         finished = [row["stage"] for row in rows if row["state"] in summary.DONE]
         status = "FINISHED" if len(finished) == len(nodes) else "FAILED"
+    except Exception:
+        status = "FAILED"
+        raise
     finally:
         tracking.finish_pipeline(root, parent, status, finished)
 

@@ -82,7 +82,7 @@ def context_length(grid: Size, context: Size, targets: list[Size]) -> int:
             for target_rows, target_columns in covers:
                 free *= 1.0 - target_rows[row] * target_columns[column]
             expected += free
-    stacked = max(size.h for size in targets) * max(size.w for size in targets)
+    stacked = sum(max(size.w for size in targets if size.h > row) for row in range(max(size.h for size in targets)))
     return min(int(CONTEXT_FRACTION * expected), context.h * context.w - stacked)
 
 
@@ -95,7 +95,10 @@ def _cover(length: int, block: int) -> list[float]:
 def check_masks(grid: Size, masks: MaskSettings) -> int:
     """The smallest context the settings can draw on this grid. Raises ValueError when it is below `masks.min_context`."""
     context = context_size(grid, masks.context_scale_min)
-    worst = min(context_length(grid, context, [size] * masks.target_blocks) for size in target_sizes(grid, masks))
+    sizes = target_sizes(grid, masks)
+    # Larger blocks leave less, in either direction: blocks that cover all of these sizes bound every mix of them.
+    largest = Size(max(size.h for size in sizes), max(size.w for size in sizes))
+    worst = context_length(grid, context, [largest] * masks.target_blocks)
     if worst < masks.min_context:
         raise ValueError(
             f"masks on a {grid.h}×{grid.w} patch grid leave as few as {max(worst, 0)} context patches "

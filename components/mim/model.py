@@ -77,29 +77,27 @@ def set_rates(adamw: AdamW, lr: float, weight_decay: float) -> None:
 
 
 @torch.no_grad()
-def diagnostics(predictor: Predictor, noise_std: float, features_BND: Tensor) -> dict[str, float]:
-    """What tells a healthy run from a collapsed one, by metric name.
+def diagnostics(predictor: Predictor, noise_std: float, pooled_nD: Tensor) -> dict[str, float]:
+    """What tells a healthy run from a collapsed one, by metric name; `pooled_nD` are average-pooled target features.
 
     `A_norm` is ‖A‖ (Frobenius), `A_norm_l1` its mean absolute entry (the paper's normalised l1, Fig. 4), `noise_ratio` is
-    rms(A·n)/rms(ψ) in expectation, `feature_std` and `effective_rank` (RankMe, Garrido et al. 2023) describe average-pooled
-    target features.
+    rms(A·n)/rms(ψ) in expectation, `effective_rank` RankMe (Garrido et al. 2023). Without a mask token its norms are 0.
     """
     weight = predictor.embed.weight.float()
-    pooled = features_BND.float().mean(dim=1)
-    values = {
+    token = predictor.mask_token.float() if predictor.config.mask_token else torch.zeros(1)
+    return {
         "A_norm": weight.norm().item(),
         "A_norm_l1": weight.abs().mean().item(),
         "b_norm": predictor.embed.bias.float().norm().item(),
+        "mask_token_norm": token.norm().item(),
+        "mask_token_norm_l1": token.abs().mean().item(),
         "noise_ratio": noise_std * weight.norm().item() / (len(weight) / 2.0) ** 0.5,
-        "feature_std": pooled.std(dim=0).mean().item(),
-        "effective_rank": effective_rank(pooled),
+        "feature_std": pooled_nD.std(dim=0).mean().item(),
+        "effective_rank": effective_rank(pooled_nD),
     }
-    if predictor.config.mask_token:
-        token = predictor.mask_token.float()
-        values |= {"mask_token_norm": token.norm().item(), "mask_token_norm_l1": token.abs().mean().item()}
-    return values
 
 
+@torch.no_grad()
 def effective_rank(features_nD: Tensor) -> float:
     """exp(entropy) of the normalised singular values of [n, D] features (RankMe, eq. 2)."""
     singular = torch.linalg.svdvals(features_nD.float())

@@ -58,7 +58,7 @@ class Intake:
         pixels = self._histogram.sum(1)
         mean = self._histogram @ levels / pixels
         variance = self._histogram @ levels**2 / pixels - mean**2
-        return (mean / 255).tolist(), (np.sqrt(variance) / 255).tolist()
+        return (mean / 255).tolist(), (np.sqrt(variance.clip(0)) / 255).tolist()  # rounding
 
     def _sample(self, split: str) -> set[int]:
         """Places of the images that mean and std are measured on: of the first split, spread evenly."""

@@ -192,6 +192,11 @@ class PretrainParams(Params):
     @model_validator(mode="after")
     def _fits(self) -> Self:
         check_masks(patch_grid(self.encoder.image_size, self.encoder.patch_size), self.masks)
+        if self.optimisation.global_batch_size < 2 * self.scale.workers:
+            raise ValueError(
+                f"optimisation.global_batch_size is {self.optimisation.global_batch_size} and scale.workers {self.scale.workers}; "
+                f"every worker needs at least two images"
+            )
         if self.optimisation.global_batch_size % self.scale.workers:
             raise ValueError(
                 f"optimisation.global_batch_size is {self.optimisation.global_batch_size} and scale.workers {self.scale.workers}; "

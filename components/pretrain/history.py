@@ -1,6 +1,6 @@
 """The curves on their way from Ray's controller process to the person and to MLflow.
 
-The controller appends one JSON line a logged step, averaged over all ranks; the stage's own process follows the file. So
+The controller appends one JSON line a logged step; the stage's own process follows the file. So
 the numbers are on disk whatever happens, and MLflow is written by one process only.
 """
 
@@ -20,16 +20,15 @@ Row = Mapping[str, float]  # not from `loop`: the controller process should star
 
 
 class HistoryWriter(ray.train.UserCallback):  # type: ignore[misc]
-    """Ray Train callback, run by the controller: appends the mean over ranks of every report to `path`."""
+    """Ray Train callback, run by the controller: appends every reported row to `path`."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def after_report(self, run_context: Any, metrics: Sequence[Mapping[str, float]], checkpoint: Any) -> None:
         """Called by Ray once all ranks have reported a step."""
-        row = {name: sum(rank[name] for rank in metrics) / len(metrics) for name in metrics[0]}
         with self._path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(row) + "\n")
+            file.write(json.dumps(metrics[0]) + "\n")  # rank 0's, which the checkpoint keeps too: its values are global
 
 
 @contextmanager
@@ -38,6 +37,8 @@ def following(path: Path, steps: int) -> Iterator[None]:
     stop = threading.Event()
     follower = threading.Thread(target=_follow, args=(path, steps, stop))
     path.touch()
+    text = path.read_text(encoding="utf-8")
+    path.write_text(text[: text.rfind("\n") + 1], encoding="utf-8")  # a killed run may have left half a line
     follower.start()
     try:
         yield

@@ -46,12 +46,20 @@ def build_model(params: PretrainParams) -> MaskedImageModel:
 
 
 class Trainer:
-    """Everything one worker holds while it trains. `wrap` distributes the model (DDP) or leaves it as it is."""
+    """Everything one worker holds while it trains.
+
+    `wrap` distributes the model (DDP) or leaves it as it is; `gather` joins a tensor of all workers along its first axis.
+    """
 
     def __init__(
-        self, params: PretrainParams, batches: Batches, wrap: Callable[[nn.Module], nn.Module], device: torch.device
+        self,
+        params: PretrainParams,
+        batches: Batches,
+        wrap: Callable[[nn.Module], nn.Module],
+        gather: Callable[[Tensor], Tensor],
+        device: torch.device,
     ) -> None:
-        self.params, self.batches, self.device = params, batches, device
+        self.params, self.batches, self.gather, self.device = params, batches, gather, device
         self.model = build_model(params).to(device)
         self.target = target_encoder(self.model.encoder)
         self.wrapped = wrap(self.model)
@@ -87,11 +95,11 @@ class Trainer:
             last = self.step == self.steps
             checkpoint = last or self.step % self.params.checkpoint_every == 0
             if last or checkpoint or self.step % self.params.log_every == 0 or self.step == 1:
-                seconds = time.monotonic() - since
-                row = self._row(loss, features, gradient_norm, seconds, self.step - first)
+                now = time.monotonic()
+                row = self._row(loss, features, gradient_norm, now - since, self.step - first)
+                since, first = now, self.step  # what logging and checkpoints take counts into the next row
                 self.history.append(row)
                 on_log(row, checkpoint)
-                since, first = time.monotonic(), self.step
 
     def _set_schedules(self) -> None:
         rates, step = self.params.optimisation, self.step
@@ -139,15 +147,16 @@ class Trainer:
             last = self.history[-1] if self.history else {"step": 0, "loss": math.nan}
             raise ValueError(
                 f"loss is {loss} at step {self.step + 1} (lr {self.lr:.3g}); the last finite one was {last['loss']:.4f} at step "
-                f"{last['step']:.0f}. Lower optimisation.lr, or use precision fp32"
+                f"{last['step']:.0f}. Lower optimisation.lr"
             )
 
     def _row(self, loss: float, features: Tensor, gradient_norm: float, seconds: float, steps: int) -> Row:
-        """A point of every curve; `seconds` went into the `steps` since the last point."""
+        """A point of every curve, the same on every worker; `seconds` went into the `steps` since the last point."""
+        losses, pooled = self.gather(features.new_tensor([loss])), self.gather(features.float().mean(dim=1))
         return {
             "step": self.step,
             "epoch": self.step / self.batches.steps_per_epoch,
-            "loss": loss,
+            "loss": losses.mean().item(),
             "lr": self.lr,
             "weight_decay": self.weight_decay,
             "ema": self.momentum,
@@ -155,5 +164,5 @@ class Trainer:
             "seconds": seconds,
             "seconds_per_step": seconds / steps,
             "images_per_second": steps * self.params.optimisation.global_batch_size / seconds,
-            **diagnostics(self.model.predictor, self.params.stop.noise_std, features),
+            **diagnostics(self.model.predictor, self.params.stop.noise_std, pooled),
         }

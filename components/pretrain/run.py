@@ -150,7 +150,7 @@ def _export(params: PretrainParams, mark: str, state: State, outputs: PretrainOu
 def _metrics(params: PretrainParams, state: State) -> PretrainMetrics:
     rows = state["history"]
     tail = rows[-max(1, len(rows) // 10) :]
-    last = {name: rows[-1].get(name, 0.0) for name in PretrainMetrics.model_fields}
+    last = {name: rows[-1][name] for name in PretrainMetrics.model_fields if name in rows[-1]}
     seconds = sum(row["seconds"] for row in rows)
     images = state["step"] * params.optimisation.global_batch_size
     last |= {

@@ -1,13 +1,14 @@
 """One rank: joins the process group that Ray Train made, restores, trains, reports. Runs in a Ray worker process."""
 
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import ray.train
 import ray.train.torch
 import torch
-from torch import nn
+from torch import Tensor, distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from components.images.store import Store
@@ -27,7 +28,7 @@ def train_worker(config: dict[str, Any]) -> None:
         torch.set_num_threads(params.scale.cpus_per_worker)
     device = ray.train.torch.get_device()
     batches = Batches(params, Store(Path(config["dataset"]), "train"), rank, world)
-    trainer = Trainer(params, batches, _distribute(world, device), device)
+    trainer = Trainer(params, batches, _distribute(world, device), _gather(world), device)
     checkpoint = ray.train.get_checkpoint()
     if checkpoint is not None:
         with checkpoint.as_directory() as folder:
@@ -53,3 +54,16 @@ def _distribute(world: int, device: torch.device) -> Any:
         return DistributedDataParallel(model, device_ids=[device] if device.type == "cuda" else None)
 
     return wrap
+
+
+def _gather(world: int) -> Callable[[Tensor], Tensor]:
+    """Joins equal tensors of all workers in rank order, so that diagnostics describe the global batch."""
+
+    def gather(tensor: Tensor) -> Tensor:
+        if world == 1:
+            return tensor
+        parts = [torch.empty_like(tensor) for _ in range(world)]
+        distributed.all_gather(parts, tensor.contiguous())
+        return torch.cat(parts)
+
+    return gather

@@ -11,7 +11,7 @@ UNTRAINED, GAIN = "_untrained", "_gain"
 
 
 def run(params: ReportParams, inputs: ReportInputs, outputs: ReportOutputs) -> ReportMetrics:
-    """Writes the report and, when no flow has one, the pipeline's row in MLflow."""
+    """Writes the report, the table of its numbers and nothing else."""
     values = {
         name: json.loads((inputs.metrics / f"{name}.json").read_text(encoding="utf-8"))
         for name in sorted(current_names(inputs.values) - {"report"})
@@ -21,7 +21,6 @@ def run(params: ReportParams, inputs: ReportInputs, outputs: ReportOutputs) -> R
     with atomic(outputs.report) as path:
         path.write_text(_markdown(rows, values, params.decimals), encoding="utf-8")
     tracking.log_figure(outputs.report)
-    tracking.record_pipeline()
     return ReportMetrics(compared=len(rows), improved=sum(row["difference"] > 0 for row in rows))
 
 

@@ -128,6 +128,15 @@ def test_what_the_check_accepts_can_be_drawn(side: int, blocks: int, scale: list
         assert drawn.context_BK.max() < side * side
 
 
+def test_tall_and_wide_blocks_in_one_step_leave_what_the_check_promised() -> None:
+    chosen = replace(Settings(), target_blocks=2, target_aspect_min=0.4, target_aspect_max=2.5)
+    least = grids.check_masks(Size(16, 16), chosen)
+    lengths = [masks.sample(0, step, torch.arange(2), Size(16, 16), chosen).context_BK.shape[1] for step in range(200)]
+    assert min(lengths) >= least > 0
+    with pytest.raises(ValueError, match="5×5 patch grid leave as few as"):
+        grids.check_masks(Size(5, 5), replace(chosen, min_context=9))
+
+
 def test_a_small_grid_gives_masks_or_a_clear_error() -> None:
     assert grids.check_masks(Size(4, 4), Settings()) >= 1
     with pytest.raises(

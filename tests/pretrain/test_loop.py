@@ -21,7 +21,13 @@ from components.pretrain.loop import Row, Trainer
 
 def trainer(values: dict[str, Any], toy: Path, rank: int = 0, world: int = 1) -> Trainer:
     params = PretrainParams(**values)
-    return Trainer(params, Batches(params, Store(toy, "train"), rank, world), lambda model: model, torch.device("cpu"))
+    return Trainer(
+        params,
+        Batches(params, Store(toy, "train"), rank, world),
+        lambda model: model,
+        lambda tensor: tensor,
+        torch.device("cpu"),
+    )
 
 
 class StoppedError(Exception):

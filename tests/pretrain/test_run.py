@@ -72,6 +72,9 @@ def test_two_workers_learn_what_one_learns(once: Path, tmp_path: Path, tiny: dic
     tiny["scale"]["workers"] = 2
     done = pretrain(tmp_path / "two", tiny, toy_images)
     assert done.returncode == 0, done.stderr
+    numbers = [json.loads((folder / "metrics.json").read_text()) for folder in (once, tmp_path / "two")]
+    for name in numbers[0].keys() - {"images_per_second_mean"}:
+        assert numbers[1][name] == pytest.approx(numbers[0][name], rel=1e-3), name
     one, two = load_file(once / "encoder.safetensors"), load_file(tmp_path / "two" / "encoder.safetensors")
     for name, tensor in one.items():
         torch.testing.assert_close(two[name], tensor, rtol=1e-4, atol=1e-5, msg=lambda text, n=name: f"{n}: {text}")

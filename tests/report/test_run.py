@@ -3,13 +3,11 @@
 import json
 from pathlib import Path
 
-import pytest
-
 from components.report.contract import ReportInputs, ReportOutputs, ReportParams
 from components.report.run import run
 
 
-def test_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_report(tmp_path: Path) -> None:
     files = {
         "pretrain": {"loss_final": 0.25, "A_norm": 2.0},
         "davis": {"jf_mean": 50.0, "jf_mean_untrained": 40.0, "jf_mean_gain": 10.0, "objects": 3},
@@ -29,7 +27,6 @@ def test_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "params/prepare.yaml").write_text("datasets:\n  some: {}\n")
     outputs = ReportOutputs(report=tmp_path / "report.md", table=tmp_path / "table.json", run=tmp_path / "run.json")
     inputs = ReportInputs(metrics=tmp_path / "metrics", values=tmp_path / "params")
-    monkeypatch.setenv("PIPELINE_PARENT_RUN_ID", "none")  # inside a flow, which writes the row itself
     metrics = run(ReportParams(decimals=1), inputs, outputs)
     assert (metrics.compared, metrics.improved) == (3, 2)
     rows = {row["metric"]: row for row in json.loads(outputs.table.read_text())}
