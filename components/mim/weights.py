@@ -61,12 +61,12 @@ def build(encoder: EncoderConfig, predictor: PredictorConfig, seed: int, weight_
 
 
 def save(path: Path, module: Encoder | Predictor, about: dict[str, Any]) -> None:
-    """Writes `module` as safetensors whose metadata holds its architecture under `config` and `about` under `about`."""
+    """Writes `module` as safetensors that describe themselves: metadata `model` is JSON of its `config` and of `about`.
+
+    One key, because safetensors writes several in random order, and equal weights should be equal files.
+    """
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in module.state_dict().items()}
-    metadata = {
-        "config": json.dumps(module.config.as_dict(), sort_keys=True),
-        "about": json.dumps(about, sort_keys=True),
-    }
+    metadata = {"model": json.dumps({"config": module.config.as_dict(), "about": about}, sort_keys=True)}
     save_file(tensors, path, metadata=metadata)
 
 
@@ -79,9 +79,10 @@ def read_about(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         raise ValueError(
             f"{str(path)!r} is not a readable safetensors file ({error}); make it with `dvc repro pretrain`"
         ) from error
-    if not {"config", "about"} <= metadata.keys():
-        raise ValueError(f"{str(path)!r} holds no 'config' and 'about' metadata; it must come from the pretrain stage")
-    return json.loads(metadata["config"]), json.loads(metadata["about"])
+    if "model" not in metadata:
+        raise ValueError(f"{str(path)!r} holds no 'model' metadata; it must come from the pretrain stage")
+    model = json.loads(metadata["model"])
+    return model["config"], model["about"]
 
 
 def load_encoder(path: Path) -> Encoder:

@@ -118,6 +118,10 @@ def test_a_file_describes_itself_and_gives_back_its_first_weights(tmp_path) -> N
         for parameter in net.encoder.parameters():
             parameter.add_(0.1)
     save(tmp_path / "encoder.safetensors", net.encoder, {"seed": 5, "weight_init": "fan_in"})
+    first_bytes = (tmp_path / "encoder.safetensors").read_bytes()
+    for _ in range(8):
+        save(tmp_path / "encoder.safetensors", net.encoder, {"seed": 5, "weight_init": "fan_in"})
+        assert (tmp_path / "encoder.safetensors").read_bytes() == first_bytes
     loaded = load_encoder(tmp_path / "encoder.safetensors")
     torch.testing.assert_close(loaded(IMAGES), net.encoder(IMAGES))
     untrained = untrained_encoder(tmp_path / "encoder.safetensors").state_dict()
