@@ -2,7 +2,6 @@
 VENV := .venv
 SHELL := /bin/bash
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
-export PYTHONWARNINGS ?= ignore::DeprecationWarning:mlflow
 
 .PHONY: help install run params repro test test-faults lint types imports check accept mlflow clean
 
