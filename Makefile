@@ -3,7 +3,7 @@ VENV := .venv
 SHELL := /bin/bash
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
-.PHONY: help install run params repro test test-faults lint types imports check accept mlflow clean
+.PHONY: help install run up down status params repro test test-faults lint types imports check accept mlflow clean
 
 help:  ## what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -25,7 +25,16 @@ params: install  ## write a preset into params/: make params PRESET=cifar10
 repro: install  ## the same stages without Prefect
 	dvc repro
 
-mlflow: install  ## compare runs in the browser, on 127.0.0.1:5000
+up: install  ## Prefect's UI on 127.0.0.1:4200, MLflow's on 127.0.0.1:5000, the deployments: make up [PREFECT_PORT=] [MLFLOW_PORT=]
+	@python -m flows.services up
+
+down: install  ## end what make up started
+	@python -m flows.services down
+
+status: install  ## what of it runs, and where
+	@python -m flows.services status
+
+mlflow: install  ## MLflow's UI alone, on 127.0.0.1:5000
 	MLFLOW_DISABLE_TELEMETRY=true MLFLOW_SERVER_ENABLE_JOB_EXECUTION=false \
 		mlflow ui --backend-store-uri sqlite:///$(CURDIR)/mlflow.db --host 127.0.0.1 --port 5000
 

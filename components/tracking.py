@@ -15,7 +15,7 @@ import time
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from components.stage import (
     Contract,
@@ -224,6 +224,31 @@ def finish_pipeline(root: Path, run_id: str, status: str, finished: Collection[s
         if path.exists() and finished is not None:  # a plain `dvc repro` has not written its dvc.lock yet
             run.artifact(path)
     run.end(status)
+
+
+class Row(NamedTuple):
+    """One pipeline run in MLflow's table."""
+
+    run_id: str
+    experiment: str
+    name: str
+    metrics: dict[str, float]
+
+
+def beside_previous(root: Path, run_id: str) -> list[Row]:
+    """The row of a pipeline run and, if there is one, that of the run that finished before it; [] where MLflow refused."""
+    from mlflow import MlflowClient
+
+    rows = list[Any]()
+    with _tolerant("a question for the previous run"):
+        if run_id:
+            client = MlflowClient(uri(root))
+            rows = [client.get_run(run_id)]
+            info = rows[0].info
+            before = f"attributes.status = 'FINISHED' AND attributes.start_time < {info.start_time} AND tags.trigger LIKE '%'"
+            newest = ["attributes.start_time DESC"]  # only pipeline runs have a trigger
+            rows += client.search_runs([info.experiment_id], before, max_results=1, order_by=newest)
+    return [Row(row.info.run_id, row.info.experiment_id, str(row.info.run_name), row.data.metrics) for row in rows]
 
 
 def headline_metrics(root: Path, finished: Collection[str] | None = None) -> dict[str, float]:

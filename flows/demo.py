@@ -1,6 +1,7 @@
 """`make run [PRESET=NAMES] [DATA=FOLDER]`: the whole pipeline from a terminal, no server needed."""
 
 import argparse
+import contextlib
 import logging
 import os
 import sys
@@ -22,7 +23,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         params = presets.compose(root, options.preset.split(",") if options.preset else [])
         links = planned_links(root, params["prepare"], options.data) if options.data else {}
-        check_raw(root, params["prepare"], links)
+        preflight.check_raw(root, params["prepare"], links)
         for word in presets.write(root, params):
             print(f"params/{word}.yaml now holds the values of {options.preset}")
         for link, folder in links.items():
@@ -68,21 +69,6 @@ def planned_links(root: Path, prepare: Mapping[str, Any], folder: Path) -> dict[
     return links
 
 
-def check_raw(root: Path, prepare: Mapping[str, Any], links: Mapping[Path, Path]) -> None:
-    """ValueError, before any file is written, for raw data that is neither there nor about to be linked."""
-    absent = [
-        f"dataset {name!r} reads {dataset['source']!r}, which does not exist"
-        for name, dataset in prepare["datasets"].items()
-        if Path(dataset["source"]).is_relative_to("data/raw")
-        and not (root / dataset["source"]).exists()
-        and root / dataset["source"] not in links
-    ]
-    if absent:
-        raise ValueError(
-            "\n".join(absent) + "\nGive the folder that holds it: make run PRESET=… DATA=FOLDER. Nothing was changed"
-        )
-
-
 def make_link(root: Path, link: Path, folder: Path) -> None:
     """Points `link` to `folder` and says so; a link that does already is left alone."""
     if link.is_symlink() and link.readlink() == folder:
@@ -119,7 +105,8 @@ def _pipeline(root: Path, name: str, force: bool) -> int:
     for logger in runs:
         logger.propagate = False  # the terminal has these lines already
     try:
-        pipeline(str(root), name, [], force)
+        with contextlib.chdir(root):
+            pipeline.with_options(flow_run_name=name)(force=force)
     except StageFailedError:
         return 1
     finally:

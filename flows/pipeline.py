@@ -1,16 +1,18 @@
 """The end-to-end flow: one Prefect task per stage of dvc.yaml, in the order dvc.yaml states."""
 
 import concurrent.futures
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from prefect import flow, get_run_logger
-from prefect.artifacts import create_markdown_artifact, create_table_artifact
+from prefect.client.schemas import State
 from prefect.futures import PrefectConcurrentFuture
 from prefect.runtime import flow_run
+from prefect.states import Completed, Failed
 
-from flows import experiment, graph, preflight, summary
+from flows import artifacts, experiment, form, graph, preflight, summary
+from flows.check import alone, check
 from flows.command import Lifeline
 from flows.stage import Run, run_stage, terminal
 
@@ -19,26 +21,45 @@ class StageFailedError(RuntimeError):
     """At least one stage failed; the run has been recorded and reported."""
 
 
-@flow(name="end-to-end", persist_result=False)
-def pipeline(root: str, run_name: str, targets: list[str], force: bool, parallel: int = 2) -> str:
-    """Runs the stages of `root`/dvc.yaml, or `targets` and what they need; returns the report.
+def legal_name() -> str:
+    """Prefect's name of this run, made legal: it names the MLflow run, the DVC experiment and the folder of logs as well."""
+    return preflight.legal_name(str(flow_run.get_name()))
 
-    `run_name` names the MLflow run, the DVC experiment and the folder of logs. `force` runs stages that DVC would skip.
-    At most `parallel` stages run at a time. Raises ValueError for bad input before any stage starts, and
-    StageFailedError when a stage failed, after the others have finished.
+
+# Parameters are validated by the task `check`, which tells every fault in the words of the contracts.
+@flow(name="end-to-end", flow_run_name=legal_name, persist_result=False, validate_parameters=False)
+@form.parameters
+def pipeline(stages: Sequence[str] = (), force: bool = False, parallel: int = 2, **sections: Any) -> State[str]:
+    """Prepares data, pretrains an encoder and judges it; ends in a report.
+
+    Works in the current folder. Raises ValueError for bad input before any stage starts, and StageFailedError when a stage failed,
+    after the others have finished.
+
+    Args:
+        stages: Stages to run; what they need runs before them where it isn't done yet. None means all.
+        force: Also runs the stages whose results DVC has already.
+        parallel: Most stages that run at a time.
     """
-    return run_in(Path(root).absolute(), run_name, targets, force, parallel)
+    try:
+        return Completed(data=run_in(Path.cwd(), str(flow_run.get_name()), stages, force, parallel, sections))
+    except (ValueError, StageFailedError) as error:  # said in full already; Prefect would print a traceback of ours
+        return Failed(message=str(error), data=error)
 
 
-def run_in(root: Path, name: str, targets: Sequence[str], force: bool, parallel: int) -> str:
+def run_in(
+    root: Path, name: str, targets: Sequence[str], force: bool, parallel: int, sections: Mapping[str, Any]
+) -> str:
     """One run in the folder `root`, whichever folder that is."""
-    preflight.check_name(name)
-    preflight.check_parallel(parallel)
-    nodes = preflight.check(root, targets)
+    with alone(root, name):
+        checked: State[Any] = check(root, name, targets, parallel, sections, return_state=True)
+        return _run(root, name, checked.result(), force, parallel)  # or raises what was wrong
 
+
+def _run(root: Path, name: str, nodes: list[graph.Node], force: bool, parallel: int) -> str:
     from components import tracking  # imports mlflow: only once the input is known to be good
 
     origin = {"prefect.flow_run": str(flow_run.get_name()), "prefect.flow_run_id": str(flow_run.get_id())}
+    origin |= {"prefect.url": url} if (url := flow_run.get_flow_run_ui_url()) else {}
     parent = tracking.start_pipeline(root, name, "prefect", origin)
     environment = {"PIPELINE_PARENT_RUN_ID": parent, "MLFLOW_TRACKING_URI": tracking.uri(root)}
     say(f"Run {name}: {len(nodes)} stages, at most {parallel} at a time; every line is kept in logs/{name}/")
@@ -55,10 +76,10 @@ def run_in(root: Path, name: str, targets: Sequence[str], force: bool, parallel:
         tracking.finish_pipeline(root, parent, status, finished)
 
     unsaved = experiment.save(root, name, finished)
-    report = summary.report(root, nodes, rows)
-    create_markdown_artifact(report, key="report", description=f"Report of {name}")
-    create_table_artifact([{key: row[key] for key in summary.COLUMNS} for row in rows], key="stages", description=name)
-    text = "\n".join([report, summary.whereabouts(root, name, nodes, tracking.uri(root), unsaved)])
+    compared = tracking.beside_previous(root, parent)
+    report = summary.report(root, nodes, rows, compared)
+    artifacts.publish(name, report, rows, compared)
+    text = "\n".join([report, summary.whereabouts(root, name, nodes, tracking.uri(root), compared, unsaved)])
     say(text)
     if status == "FAILED":
         raise StageFailedError(summary.failure(rows))

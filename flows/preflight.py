@@ -1,8 +1,9 @@
 """Everything that can be known to be wrong before the first stage starts."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from components.stage import contract, read_yaml, validate
 from flows import graph
@@ -44,10 +45,32 @@ def check_sources(root: Path, nodes: Sequence[graph.Node]) -> None:
         )
 
 
+def check_raw(root: Path, prepare: Mapping[str, Any], links: Collection[Path] = ()) -> None:
+    """ValueError, before any file is written, for raw data that is neither there nor at one of the `links` to be made."""
+    absent = [
+        f"dataset {name!r} reads {dataset['source']!r}, which does not exist"
+        for name, dataset in prepare["datasets"].items()
+        if Path(dataset["source"]).is_relative_to("data/raw")
+        and not (root / dataset["source"]).exists()
+        and root / dataset["source"] not in links
+    ]
+    if absent:
+        raise ValueError(
+            "\n".join(absent)
+            + "\nPut or link it there, as in `ln -s FOLDER data/raw/NAME`, or give the folder that holds it: "
+            "make run PRESET=… DATA=FOLDER. Nothing was changed"
+        )
+
+
 def check_parallel(parallel: int) -> None:
     """ValueError for a limit that would let no stage run."""
     if parallel < 1:
         raise ValueError(f"parallel is {parallel}; it must be at least 1, the number of stages that run at a time")
+
+
+def legal_name(text: str) -> str:
+    """A name that `check_name` takes: `text` with one separator for everything between its letters and digits, if it has any."""
+    return re.sub(r"([._-])[._-]+", r"\1", re.sub(r"[^A-Za-z0-9._-]+", "-", text)).strip("._-") or text
 
 
 def check_name(name: str) -> None:

@@ -8,10 +8,11 @@ members. What a preset doesn't name stays as it is in the tree, so a whole recip
 import argparse
 import sys
 from collections.abc import Mapping, Sequence
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from components.stage import atomic, canonical_yaml, contract, read_yaml, validate
+from components.stage import STAGES, atomic, canonical_yaml, contract, read_yaml, validate
 from flows import graph
 
 REPLACED = ("datasets", "tasks")
@@ -38,6 +39,32 @@ def compose(root: Path, names: Sequence[str]) -> dict[str, dict[str, Any]]:
     return params
 
 
+def recipes(root: Path) -> list[str]:
+    """Names of the presets that are whole recipes: those with a section for every stage of dvc.yaml."""
+    words = set(graph.words(root))
+    return sorted(path.stem for path in _folder(root).glob("*.yaml") if words <= read_yaml(path).keys())
+
+
+def recipe(root: Path, name: str) -> dict[str, dict[str, Any]]:
+    """Complete params by stage word, in pipeline order, from the whole recipe `name` alone.
+
+    Raises ValueError for an unknown preset and for values that are missing or that the contracts refuse.
+    """
+    sections = _preset(root, name)
+    where = f"params/presets/{name}.yaml"
+    return {
+        word: validate(contract(word).params, sections[word], f"{where}: {word}").model_dump()
+        for word in STAGES
+        if word in graph.words(root)
+    }
+
+
+def description(root: Path, name: str) -> str:
+    """What the comment at the top of the preset `name` says."""
+    lines = (_folder(root) / f"{name}.yaml").read_text(encoding="utf-8").splitlines()
+    return " ".join(line.removeprefix("#").strip() for line in takewhile(lambda line: line.startswith("#"), lines))
+
+
 def write(root: Path, params: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """Writes each params file whose values differ and returns their stage words; the other files stay untouched."""
     changed = []
@@ -50,8 +77,12 @@ def write(root: Path, params: Mapping[str, Mapping[str, Any]]) -> list[str]:
     return changed
 
 
+def _folder(root: Path) -> Path:
+    return root / "params" / "presets"
+
+
 def _preset(root: Path, name: str) -> dict[str, Any]:
-    folder = root / "params" / "presets"
+    folder = _folder(root)
     legal = sorted(path.stem for path in folder.glob("*.yaml"))
     if name not in legal:
         raise ValueError(f"preset is {name!r}; the presets in params/presets are: {', '.join(legal) or 'none'}")

@@ -14,7 +14,7 @@ from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas import State
 from prefect.states import Completed, Failed
 
-from flows import command
+from flows import artifacts, command
 
 terminal = logging.getLogger("flows")
 """What a person at a terminal reads; silent unless the caller gives it a handler."""
@@ -47,7 +47,7 @@ class Run:
 
 @task(cache_policy=NO_CACHE, persist_result=False)
 def run_stage(stage: str, timeout_s: float, run: Run) -> State[dict[str, Any]]:
-    """Completed, under the name `Cached` where DVC skipped it, or Failed with the stage's and DVC's last words.
+    """Completed under the name `Ran`, or `Cached` where DVC skipped it; or Failed with the stage's and DVC's last words.
 
     Each holds {stage, state: ran | cached | failed, seconds, log: path in `run.root`}. It runs no upstream: the caller
     submits a stage after its upstreams.
@@ -58,11 +58,12 @@ def run_stage(stage: str, timeout_s: float, run: Run) -> State[dict[str, Any]]:
     started = time.monotonic()
     environment = stage_environment(run.environment)
     ended = command.run(repro, run.lifeline, run.root, environment, run.root / log, lines, timeout_s)
+    lines.progress.end()
     state = "failed" if ended.status else "ran" if lines.ran else "cached"
     result = {"stage": stage, "state": state, "seconds": round(time.monotonic() - started, 1), "log": str(log)}
     if ended.status:
         return Failed(message=failure_message(ended.tail), data=result)
-    return Completed(name=None if lines.ran else "Cached", data=result)
+    return Completed(name=state.title(), data=result)
 
 
 def stage_environment(added: Mapping[str, str]) -> dict[str, str]:
@@ -87,6 +88,7 @@ class _Lines:
     def __init__(self, stage: str) -> None:
         self.ran = False
         self._stage, self._last = stage, ""
+        self.progress = artifacts.Progress(stage)
         self._logger = get_run_logger()
         self._second, self._sent = 0, 0
 
@@ -97,6 +99,7 @@ class _Lines:
         if not line or line.startswith(DVC_CHATTER) or last == running:  # then comes the long command of dvc.yaml
             return
         terminal.info("[%s] %s", self._stage, line)
+        self.progress.line(line)
         if self._second != int(time.monotonic()):
             self._second, self._sent = int(time.monotonic()), 0
         self._sent += 1

@@ -6,6 +6,8 @@ from typing import Any
 
 from prefect.client.schemas import State
 
+from components.tracking import Row
+from flows import links
 from flows.graph import Node
 
 COLUMNS = ("stage", "state", "seconds", "log")
@@ -25,20 +27,49 @@ def row(stage: str, state: State[Any]) -> dict[str, Any]:
     return result | {"message": state.message or ""}
 
 
-def report(root: Path, nodes: Sequence[Node], rows: Sequence[dict[str, Any]]) -> str:
-    """Markdown: what the stage `report` wrote, if this run made or kept it, the table of stages, and each failure."""
+def report(root: Path, nodes: Sequence[Node], rows: Sequence[dict[str, Any]], compared: Sequence[Row]) -> str:
+    """Markdown: what the stage `report` wrote, if this run made or kept it, the table of stages, and each failure.
+
+    `compared` holds this run and the one before it; their metrics stand side by side.
+    """
     done = {row["stage"] for row in rows if row["state"] in DONE}
     pages = [out for node in nodes if node.word == "report" and node.name in done for out in node.outs]
     parts = [page.read_text(encoding="utf-8") for page in pages if page.suffix == ".md"]
-    parts.append("## Stages\n\n" + _table(rows))
+    parts += ["## Beside the previous run\n\n" + _beside(*compared)] if len(compared) > 1 else []
+    parts.append("## Stages\n\n" + _table([COLUMNS, *([str(row[column]) for column in COLUMNS] for row in rows)]))
     for row in rows:
         if row["state"] == "failed":
             parts.append(f"## {row['stage']} failed\n\n```\n{row['message']}\n```\n\nAll its lines: `{row['log']}`")
+    parts += _links(compared)
     return "\n\n".join(part.strip() for part in parts) + "\n"
 
 
-def _table(rows: Sequence[dict[str, Any]]) -> str:
-    columns = [[column, *(str(row[column]) for row in rows)] for column in COLUMNS]
+def _beside(current: Row, previous: Row) -> str:
+    """Every metric of either run; a dash where one has none."""
+    lines = []
+    for name in sorted(current.metrics.keys() | previous.metrics.keys()):
+        pair = current.metrics.get(name), previous.metrics.get(name)
+        texts = ["–" if value is None else f"{value:.6g}" for value in pair]
+        change = "" if pair[0] is None or pair[1] is None else f"{pair[0] - pair[1]:+.3g}"
+        lines.append([name, *texts, change])
+    return _table([("metric", current.name, previous.name, "difference"), *lines])
+
+
+def _links(compared: Sequence[Row]) -> list[str]:
+    ui = links.mlflow_ui()
+    if not ui or not compared:
+        return []
+    current = compared[0]
+    text = f"[{current.name} in MLflow]({links.run(ui, current.experiment, current.run_id)})"
+    if len(compared) > 1:
+        page = links.comparison(ui, current.experiment, [row.run_id for row in compared])
+        text += f" · [beside {compared[1].name}]({page})"
+    return [text + f" · [all runs]({links.experiment(ui, current.experiment)})"]
+
+
+def _table(rows: Sequence[Sequence[str]]) -> str:
+    """Markdown that is readable as plain text, too; the first of the `rows` is the head."""
+    columns = [list(column) for column in zip(*rows, strict=True)]
     widths = [max(map(len, column)) for column in columns]
     for column, width in zip(columns, widths, strict=True):
         column.insert(1, "-" * width)
@@ -54,16 +85,17 @@ def failure(rows: Sequence[dict[str, Any]]) -> str:
     return "\n".join(parts + ([f"not run: {', '.join(skipped)}"] if skipped else []))
 
 
-def whereabouts(root: Path, name: str, nodes: Sequence[Node], uri: str, unsaved: str) -> str:
+def whereabouts(root: Path, name: str, nodes: Sequence[Node], uri: str, compared: Sequence[Row], unsaved: str) -> str:
     """Where the results are and what to do next; `unsaved` says why there is no DVC experiment."""
     folders = dict.fromkeys(out.relative_to(root).parts[0] for node in nodes for out in node.outs)
+    pages = _links(compared) or [f"mlflow ui --backend-store-uri {uri}"]
     saved = f"{name} (`dvc exp show` lists it, `dvc exp apply {name}` brings it back)"
     return "\n".join(
         [
             "## Where things are",
             "",
             f"- results: {', '.join(folders)} in {root}",
-            f"- MLflow run {name}: mlflow ui --backend-store-uri {uri}",
+            f"- MLflow run {name}: {pages[0]}",
             f"- DVC experiment: {f'not saved: {unsaved}' if unsaved else saved}",
             f"- every line the stages printed: logs/{name}/",
             "",

@@ -1,0 +1,77 @@
+"""What a run leaves on its page in Prefect's UI besides its logs: progress, report, table of stages, links to MLflow."""
+
+import re
+import time
+from collections.abc import Sequence
+from typing import Any
+from uuid import UUID
+
+from prefect.artifacts import (
+    create_link_artifact,
+    create_markdown_artifact,
+    create_progress_artifact,
+    create_table_artifact,
+    update_progress_artifact,
+)
+
+from components.tracking import Row
+from flows import links, summary
+
+EVERY_S = 10.0
+DONE = re.compile(r"\b(\d+)/(\d+)\b.*\bleft$")
+"""A stage's line of progress, such as `step 40/108, epoch 0.4, loss 0.4310, 350 images/s, 2 min 3 s left`."""
+
+
+def key(stage: str) -> str:
+    """The stage's name as an artefact's key, which Prefect allows lower-case letters, digits and dashes."""
+    return re.sub("[^a-z0-9]+", "-", stage.lower()).strip("-")
+
+
+class Progress:
+    """A stage's progress artefact, brought up to date by the lines it prints, at most every ten seconds and at its end."""
+
+    def __init__(self, stage: str) -> None:
+        self._stage, self._sent = stage, -EVERY_S
+        self._artifact: UUID | None = None
+        self._unsent: tuple[float, str] | None = None
+
+    def line(self, text: str) -> None:
+        """Reads one line of the stage; one without progress is passed over."""
+        found = DONE.search(text)
+        if not found or not int(found[2]):
+            return
+        self._unsent = min(100.0, 100 * int(found[1]) / int(found[2])), text
+        if time.monotonic() - self._sent >= EVERY_S:
+            self._send()
+
+    def end(self) -> None:
+        """Sends what came last."""
+        if self._unsent:
+            self._send()
+
+    def _send(self) -> None:
+        assert self._unsent
+        share, text = self._unsent
+        self._sent, self._unsent = time.monotonic(), None
+        if self._artifact is None:
+            created = create_progress_artifact(share, key=f"progress-{key(self._stage)}", description=text)
+            assert isinstance(created, UUID)
+            self._artifact = created
+        else:
+            update_progress_artifact(self._artifact, share, description=text)
+
+
+def publish(name: str, report: str, rows: Sequence[dict[str, Any]], compared: Sequence[Row]) -> None:
+    """The end of run `name`: its report, its stages, and MLflow's pages about it and about it beside the previous run."""
+    create_markdown_artifact(report, key="report", description=f"Report of {name}")
+    create_table_artifact(
+        [{column: row[column] for column in summary.COLUMNS} for row in rows], key="stages", description=name
+    )
+    ui = links.mlflow_ui()
+    if not ui or not compared:
+        return
+    current = compared[0]
+    create_link_artifact(links.run(ui, current.experiment, current.run_id), f"{name} in MLflow", key="mlflow-run")
+    if len(compared) > 1:
+        page = links.comparison(ui, current.experiment, [row.run_id for row in compared])
+        create_link_artifact(page, f"{name} beside {compared[1].name} in MLflow", key="mlflow-comparison")

@@ -1,0 +1,78 @@
+"""The first task of a run: everything that can be known to be wrong, before any stage starts; then the chosen values are written."""
+
+import fcntl
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from prefect import task
+from prefect.cache_policies import NO_CACHE
+from prefect.client.schemas import State
+from prefect.states import Completed, Failed
+
+from components.stage import contract, read_yaml, validate
+from flows import form, graph, preflight, presets
+
+
+@task(name="check", task_run_name="check", cache_policy=NO_CACHE, persist_result=False)
+def check(root: Path, name: str, targets: Sequence[str], parallel: int, sections: Mapping[str, Any]) -> State[Any]:
+    """Completed with the stages to run, in their order, once params/ holds the values of `sections`; else Failed.
+
+    `sections` are those of the form; a stage that has none keeps the values of its file. A failure's message tells every
+    fault of every section at once, and leaves the files as they were.
+    """
+    try:
+        preflight.check_name(name)
+        preflight.check_parallel(parallel)
+        params = chosen(root, sections)
+        preflight.check_raw(root, params.get("prepare", {"datasets": {}}))
+        changed = presets.write(root, params)
+        nodes = preflight.check(root, targets)
+    except ValueError as error:
+        return Failed(message=str(error), data=error)
+    return Completed(message=f"written: {', '.join(changed)}" if changed else "params/ holds these values", data=nodes)
+
+
+def chosen(root: Path, sections: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Params by stage word from the sections, and from the files for stages without one, validated.
+
+    Values pass through the contracts, so that a browser's 1 is the 1.0 of the file. Raises one ValueError with all faults.
+    """
+    words, faults = graph.words(root), list[str]()
+    params: dict[str, dict[str, Any]] = {}
+    for word in [*words, *(word for word in sections if word not in words)]:
+        try:
+            if word not in words:
+                raise ValueError(f"section is {word!r}, which is no stage of dvc.yaml; they are: {', '.join(words)}")
+            given = sections.get(word)
+            values = read_yaml(root / "params" / f"{word}.yaml") if given is None else form.to_params(word, given)
+            where = f"params/{word}.yaml" if given is None else word
+            params[word] = validate(contract(word).params, values, where).model_dump()
+        except ValueError as error:
+            faults.append(str(error))
+    if faults:
+        raise ValueError("\n".join(faults))
+    return params
+
+
+@contextmanager
+def alone(root: Path, name: str) -> Iterator[None]:
+    """One run at a time works in a folder: runs write its params and results. Raises ValueError naming the other one."""
+    folder = root / ".dvc" / "tmp"
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "pipeline.lock").open("a+", encoding="utf-8") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            raise ValueError(
+                f"run {file.read().strip() or 'of another process'} works in {root}; two would write each other's params: wait until "
+                "it has ended, cancel it in Prefect's UI, or run in another clone"
+            ) from None
+        file.truncate(0)
+        file.write(f"{name} (process {os.getpid()})")
+        file.flush()
+        yield
+        file.truncate(0)
