@@ -42,7 +42,7 @@ def chosen(root: Path, sections: Mapping[str, Any]) -> dict[str, dict[str, Any]]
     """
     words, faults = graph.words(root), list[str]()
     params: dict[str, dict[str, Any]] = {}
-    for word in [*words, *(word for word in sections if word not in words)]:
+    for word in [*words, *(word for word, given in sections.items() if given is not None and word not in words)]:
         try:
             if word not in words:
                 raise ValueError(f"section is {word!r}, which is no stage of dvc.yaml; they are: {', '.join(words)}")

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from components.prepare.contract import LAYOUTS
-from flows import preflight, presets, server
+from flows import preflight, presets, server, services
 
 FOLDERS = {"davis": ["DAVIS"], "clevr": ["CLEVR_v1.0", "CLEVR"]}  # as the archives of these datasets unpack
 
@@ -85,7 +85,13 @@ def _run(root: Path, name: str, force: bool) -> int:
     os.environ.setdefault("PREFECT_HOME", str(root / ".prefect"))
     os.environ.setdefault("PREFECT_LOGGING_LEVEL", "WARNING")
     os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")
+    if (up := services.running(root)).get("prefect"):  # two servers would write to one database
+        os.environ.setdefault("PREFECT_API_URL", f"http://127.0.0.1:{up['prefect'].port}/api")
+        os.environ.setdefault("PREFECT_UI_URL", f"http://127.0.0.1:{up['prefect'].port}")
+    if "mlflow" in up:
+        os.environ.setdefault("MLFLOW_UI_URL", f"http://127.0.0.1:{up['mlflow'].port}")
     if "PREFECT_API_URL" in os.environ:
+        print(f"Prefect server: {os.environ['PREFECT_API_URL']}", flush=True)
         return _pipeline(root, name, force)
     print("Starting a Prefect server for this run, which takes some seconds", flush=True)
     with server.temporary(root) as address:

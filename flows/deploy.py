@@ -59,6 +59,7 @@ def main() -> int:
     serve(
         *deployments,
         limit=1,
+        pause_on_shutdown=False,
         print_starting_message=False,
         query_seconds=POLL_S,
     )

@@ -1,6 +1,5 @@
 """A Prefect server for one run from a terminal; it ends with the run, and also when the run is killed."""
 
-import http.client
 import os
 import socket
 import sys
@@ -10,7 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
-from flows import command
+from flows import command, service
 
 START_S = 120
 
@@ -36,18 +35,7 @@ def temporary(root: Path) -> Iterator[str]:
 
 def _wait(server: Future[command.Ended], port: int, log: Path) -> None:
     deadline = time.monotonic() + START_S
-    while not _answers(port):
+    while not service.answers(port, "/api/health"):
         if server.done() or time.monotonic() > deadline:
             raise RuntimeError(f"Prefect's server did not start on port {port}; {log} says why")
         time.sleep(0.1)
-
-
-def _answers(port: int) -> bool:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=2)
-    try:
-        connection.request("GET", "/api/health")
-        return connection.getresponse().status == http.client.OK
-    except OSError:
-        return False
-    finally:
-        connection.close()

@@ -4,6 +4,7 @@ import contextlib
 import http.client
 import json
 import os
+import shlex
 import socket
 import subprocess
 import time
@@ -42,6 +43,17 @@ class Started(NamedTuple):
         except psutil.NoSuchProcess:
             return None
         return process if alive else None
+
+    def session(self) -> list[psutil.Process]:
+        """What still runs of it and of all that it started; these outlive a leader that was killed."""
+        return [process for process in psutil.process_iter() if self._holds(process)]
+
+    def _holds(self, process: psutil.Process) -> bool:
+        try:
+            # Created after it: so they are no later session that was given the same id.
+            return os.getsid(process.pid) == self.pid and process.create_time() >= self.created - 1
+        except (ProcessLookupError, PermissionError, psutil.NoSuchProcess):
+            return False
 
     def since(self) -> str:
         """When it was started, for a person."""
@@ -93,6 +105,8 @@ def start(service: Service, root: Path, environment: Mapping[str, str]) -> Start
     """Starts it in a session of its own: a closed terminal or a Ctrl-C there does not end it."""
     log(root, service.name).parent.mkdir(parents=True, exist_ok=True)
     with log(root, service.name).open("ab") as lines:
+        lines.write(f"--- {datetime.now():%Y-%m-%d %H:%M:%S} {shlex.join(service.command)}\n".encode())
+        lines.flush()
         process = subprocess.Popen(
             service.command,
             cwd=root,
@@ -144,17 +158,26 @@ def _fetch(number: int, method: str, path: str) -> str | None:
 
 
 def end(processes: Sequence[Started]) -> None:
-    """SIGTERM to each with its children, one service after the other, then SIGKILL to what is left after GRACE_S."""
+    """SIGTERM to each, one after the other, then to what it leaves behind, then SIGKILL; GRACE_S for each."""
     for started in processes:
-        process = started.process()
-        if not process:
-            continue
-        tree = [process, *process.children(recursive=True)]
-        # A run ends its own stages, and tells Prefect and MLflow, when it is told to stop; so its children are left to it.
-        for one in [process, *process.children()]:
-            _signal(one, "terminate")
-        for one in psutil.wait_procs(tree, timeout=GRACE_S)[1]:
+        session = started.session()
+        tree = list({*session, *(child for one in session for child in _children(one))})
+        # First the service alone: told twice, a run would break off while it tells Prefect and MLflow that it was stopped. A
+        # run's stages have sessions of their own, and it ends them itself.
+        for told in ([one for one in session if one.pid == started.pid], session):
+            for one in told:
+                _signal(one, "terminate")
+            tree = psutil.wait_procs(tree, timeout=GRACE_S if told else 0)[1]
+        for one in tree:
             _signal(one, "kill")
+        psutil.wait_procs(tree, timeout=GRACE_S)
+
+
+def _children(process: psutil.Process) -> list[psutil.Process]:
+    try:
+        return process.children(recursive=True)
+    except psutil.NoSuchProcess:
+        return []
 
 
 def _signal(process: psutil.Process, how: str) -> None:

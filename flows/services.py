@@ -46,10 +46,13 @@ def services(root: Path) -> list[Service]:
 
 def running(root: Path) -> dict[str, Started]:
     """What `make up` started and still runs, by name."""
+    return {name: process for name, process in _noted(root).items() if process.process()}
+
+
+def _noted(root: Path) -> dict[str, Started]:
     path = _record(root)
     noted = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    started = {name: Started(**values) for name, values in noted.items()}
-    return {name: process for name, process in started.items() if process.process()}
+    return {name: Started(**values) for name, values in noted.items()}
 
 
 def up(root: Path) -> str:
@@ -63,6 +66,7 @@ def up(root: Path) -> str:
         missing = [one for one in wanted if one.name not in already]
         if not missing:
             return f"already up\n{_table(root)}"
+        service.end([noted for name, noted in _noted(root).items() if name not in already])  # what a killed one left
         for one in missing:
             service.check_port(one)
         ports = {one.name: already[one.name].port if one.name in already else one.port for one in wanted}
@@ -86,8 +90,9 @@ def up(root: Path) -> str:
 def down(root: Path) -> str:
     """Ends exactly what `up` started; runs in progress are stopped first, while there are servers to tell."""
     with _alone(root):
-        processes = running(root)
-        service.end([processes[one.name] for one in reversed(services(root)) if one.name in processes])
+        noted = _noted(root)
+        processes = {one.name: noted[one.name] for one in services(root) if one.name in noted}
+        service.end(list(reversed(processes.values())))
         _write(root, {})
         return f"ended: {', '.join(processes)}" if processes else "nothing was up"
 
@@ -110,7 +115,7 @@ def _table(root: Path) -> str:
         )
         lines.append(f"  {one.name:12} {address:22} {state}".rstrip())
     if "prefect" in processes:
-        lines.append(f"  run it:      http://127.0.0.1:{processes['prefect'].port}/deployments")
+        lines.append(f"  run it:      http://127.0.0.1:{processes['prefect'].port}/v2/deployments")
     return "\n".join(lines)
 
 

@@ -9,6 +9,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -55,6 +56,21 @@ SCRIPTS = {
     "davis": "echo davis at work; echo '{\"jf_mean\": 50.0}' > metrics/davis.json",
     "clevr": "echo '{\"count_top1\": 25.0}' > metrics/clevr.json",
     "report": "echo '# The report' > report.md",
+}
+
+
+SMALL: dict[str, dict[str, Any]] = {
+    "pretrain": {
+        "encoder": {"image_size": 32, "patch_size": 8, "width": 24, "layers": 2, "heads": 2},
+        "predictor": {"width": 16, "layers": 1, "heads": 2},
+        "masks": {"min_context": 2},
+        "optimisation": {"epochs": 1, "warmup_epochs": 0.5, "global_batch_size": 16},
+        "scale": {"cpus_per_worker": 1},
+        "log_every": 1,
+    },
+    "linear_probe": {"epochs": 2, "learning_rates": [0.1], "weight_decays": [0.0]},
+    "clevr": {"height": 32, "width": 48, "count_epochs": 2, "distance_epochs": 2, "learning_rates": [0.1]},
+    "davis": {"short_side": 32},
 }
 
 
@@ -156,3 +172,36 @@ def alive() -> Callable[[list[int]], list[int]]:
             return False
 
     return lambda pids: [pid for pid in pids if running(pid)]
+
+
+def merge(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+    return below | {key: merge(below[key], value) if isinstance(value, dict) else value for key, value in above.items()}
+
+
+@pytest.fixture
+def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A git checkout of the project's code and graph with small values."""
+    root = tmp_path / "checkout"
+    root.mkdir()
+    for name in ("dvc.yaml", ".gitignore", ".dvcignore"):
+        shutil.copy(PROJECT / name, root)
+    shutil.copytree(PROJECT / "components", root / "components", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(PROJECT / "params", root / "params")
+    (root / ".dvc").mkdir()
+    for name in ("config", ".gitignore"):
+        shutil.copy(PROJECT / ".dvc" / name, root / ".dvc")
+    for word, values in SMALL.items():
+        path = root / "params" / f"{word}.yaml"
+        path.write_text(canonical_yaml(merge(read_yaml(path), values)))
+    datasets = read_yaml(root / "params/prepare.yaml")
+    datasets["datasets"]["shapes"]["scenes"] = 128
+    datasets["datasets"]["shapes_video"]["clips"] = 1
+    datasets["datasets"]["digits"]["limit"] = 8
+    (root / "params/prepare.yaml").write_text(canonical_yaml(datasets))
+    for who in ("AUTHOR", "COMMITTER"):
+        monkeypatch.setenv(f"GIT_{who}_NAME", "toy")
+        monkeypatch.setenv(f"GIT_{who}_EMAIL", "toy@localhost")
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    for command in (["init", "-q"], ["add", "."], ["commit", "-q", "-m", "start"]):
+        subprocess.run(["git", "-C", str(root), *command], check=True)
+    return root

@@ -1,11 +1,11 @@
 """The whole flow on the toy: what runs, what is recorded, what a person reads, and what stops it."""
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import psutil
@@ -13,6 +13,7 @@ import pytest
 from mlflow import MlflowClient
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import FlowRunFilter
+from prefect.client.schemas.sorting import FlowRunSort
 
 from components.stage import canonical_yaml, read_yaml
 from flows.pipeline import StageFailedError, pipeline
@@ -21,6 +22,7 @@ MEET = (
     "mkdir started-{me}; n=0; until [ -d started-{other} ]; do n=$((n+1)); [ $n -lt 300 ] || exit 9; sleep 0.1; done\n"
 )
 ALONE = "mkdir busy || exit 9; sleep 0.5; rmdir busy\n"
+CHECKED = {"check": "Completed"}
 ALL = {"prepare@shapes", "prepare@shapes_video", "davis", "clevr", "report"}
 
 
@@ -35,9 +37,9 @@ def parents(toy) -> list[Any]:
 
 
 def task_states(run_name: str) -> dict[str, str]:
-    """State names by task run, of the flow run that had this run's name among its parameters."""
+    """State names by task run, of the newest flow run of this name."""
     with get_client(sync_client=True) as client:
-        runs = [run for run in client.read_flow_runs() if run.parameters.get("run_name") == run_name]
+        runs = [run for run in client.read_flow_runs(sort=FlowRunSort.START_TIME_ASC) if run.name == run_name]
         return {
             task.name: task.state_name
             for task in client.read_task_runs(flow_run_filter=FlowRunFilter(id={"any_": [runs[-1].id]}))
@@ -45,7 +47,9 @@ def task_states(run_name: str) -> dict[str, str]:
 
 
 def run(toy, name: str, targets: tuple[str, ...] = (), parallel: int = 2) -> str:
-    return pipeline(str(toy.root), name, list(targets), False, parallel)
+    with contextlib.chdir(toy.root):
+        report: str = pipeline.with_options(flow_run_name=name)(stages=list(targets), parallel=parallel)
+    return report
 
 
 def test_two_runs_in_parallel_then_cached(tracked, prefect) -> None:
@@ -59,11 +63,11 @@ def test_two_runs_in_parallel_then_cached(tracked, prefect) -> None:
     assert report.startswith("# The report\n")
     assert f"mlflow ui --backend-store-uri sqlite:///{tracked.root}/mlflow.db" in report
     assert "`dvc exp apply first` brings it back" in report
-    assert task_states("first") == dict.fromkeys(ALL, "Completed")
+    assert task_states("first") == dict.fromkeys(ALL, "Ran") | CHECKED
 
     again = run(tracked, "second")
     assert again.count("| cached ") == 5
-    assert task_states("second") == dict.fromkeys(ALL, "Cached")
+    assert task_states("second") == dict.fromkeys(ALL, "Cached") | CHECKED
     assert {line.split()[-1] for line in tracked.dvc("exp", "list", "--name-only").stdout.splitlines()} == {
         "first",
         "second",
@@ -94,9 +98,10 @@ def test_a_failed_stage_leaves_its_sibling_and_stops_what_follows(tracked, prefe
     assert lines[-1] == "not run: report"
     assert tracked.locked() == ALL - {"davis", "report"}
     assert task_states("broken") == {
-        "prepare@shapes": "Completed",
-        "prepare@shapes_video": "Completed",
-        "clevr": "Completed",
+        "check": "Completed",
+        "prepare@shapes": "Ran",
+        "prepare@shapes_video": "Ran",
+        "clevr": "Ran",
         "davis": "Failed",
         "report": "NotReady",
     }
@@ -140,18 +145,19 @@ def test_the_end_of_the_flow_ends_its_stages(
 ) -> None:
     work = text(tracked, "prepare")
     tracked.script("prepare", "echo pid $$\nsleep 600")
-    code = f"from flows.pipeline import pipeline; pipeline({str(tracked.root)!r}, 'doomed', ['prepare'], False)"
+    code = "from flows.pipeline import pipeline; pipeline.with_options(flow_run_name='doomed')(stages=['prepare'])"
     flow = subprocess.Popen(
         [sys.executable, "-c", code],
-        cwd=Path(__file__).parents[2],
+        cwd=tracked.root,
         env=os.environ | {"PREFECT_API_URL": prefect},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
     logs = [tracked.root / "logs/doomed" / f"prepare@{name}.log" for name in ("shapes", "shapes_video")]
     until(lambda: all(log.exists() and "\npid " in log.read_text() for log in logs))
-    until(lambda: len(psutil.Process(flow.pid).children(recursive=True)) == 2 * 4)  # supervisor, dvc, sh, sleep
-    tree = [process.pid for process in psutil.Process(flow.pid).children(recursive=True)]
+    below = psutil.Process(flow.pid).children
+    until(lambda: [process.name() for process in below(recursive=True)].count("sleep") == 2)
+    tree = [process.pid for process in below(recursive=True)]  # two stages, each a supervisor, dvc, shells and sleep
     flow.send_signal(number)
     assert flow.wait(120) != 0
     until(lambda: not alive(tree))

@@ -34,7 +34,7 @@ def stage(toy, prefect) -> Callable[..., State]:
 
 def test_ran_then_cached_then_forced(toy, stage) -> None:
     first, second, forced = stage("prepare@shapes"), stage("prepare@shapes"), stage("prepare@shapes", force=True)
-    assert [state.name for state in (first, second, forced)] == ["Completed", "Cached", "Completed"]
+    assert [state.name for state in (first, second, forced)] == ["Ran", "Cached", "Ran"]
     assert [state.is_completed() for state in (first, second, forced)] == [True] * 3
     result = first.result()
     assert result.pop("seconds") > 0

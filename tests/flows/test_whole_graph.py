@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,58 +10,11 @@ from typing import Any
 import pytest
 from mlflow import MlflowClient
 
-from components.stage import canonical_yaml, read_yaml
 from components.tracking import headline_metrics
 from flows import graph
 from flows.pipeline import pipeline
 
 PROJECT = Path(__file__).parents[2]
-SMALL: dict[str, dict[str, Any]] = {
-    "pretrain": {
-        "encoder": {"image_size": 32, "patch_size": 8, "width": 24, "layers": 2, "heads": 2},
-        "predictor": {"width": 16, "layers": 1, "heads": 2},
-        "masks": {"min_context": 2},
-        "optimisation": {"epochs": 1, "warmup_epochs": 0.5, "global_batch_size": 16},
-        "scale": {"cpus_per_worker": 1},
-        "log_every": 1,
-    },
-    "linear_probe": {"epochs": 2, "learning_rates": [0.1], "weight_decays": [0.0]},
-    "clevr": {"height": 32, "width": 48, "count_epochs": 2, "distance_epochs": 2, "learning_rates": [0.1]},
-    "davis": {"short_side": 32},
-}
-
-
-def merge(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
-    return below | {key: merge(below[key], value) if isinstance(value, dict) else value for key, value in above.items()}
-
-
-@pytest.fixture
-def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A git checkout of the project's code and graph with small values."""
-    root = tmp_path / "checkout"
-    root.mkdir()
-    for name in ("dvc.yaml", ".gitignore", ".dvcignore"):
-        shutil.copy(PROJECT / name, root)
-    shutil.copytree(PROJECT / "components", root / "components", ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copytree(PROJECT / "params", root / "params")
-    (root / ".dvc").mkdir()
-    for name in ("config", ".gitignore"):
-        shutil.copy(PROJECT / ".dvc" / name, root / ".dvc")
-    for word, values in SMALL.items():
-        path = root / "params" / f"{word}.yaml"
-        path.write_text(canonical_yaml(merge(read_yaml(path), values)))
-    datasets = read_yaml(root / "params/prepare.yaml")
-    datasets["datasets"]["shapes"]["scenes"] = 128
-    datasets["datasets"]["shapes_video"]["clips"] = 1
-    datasets["datasets"]["digits"]["limit"] = 8
-    (root / "params/prepare.yaml").write_text(canonical_yaml(datasets))
-    for who in ("AUTHOR", "COMMITTER"):
-        monkeypatch.setenv(f"GIT_{who}_NAME", "toy")
-        monkeypatch.setenv(f"GIT_{who}_EMAIL", "toy@localhost")
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    for command in (["init", "-q"], ["add", "."], ["commit", "-q", "-m", "start"]):
-        subprocess.run(["git", "-C", str(root), *command], check=True)
-    return root
 
 
 def dvc(root: Path, *arguments: str) -> str:
@@ -102,8 +54,9 @@ def children(root: Path, parent: str) -> dict[str, Any]:
     return {row.info.run_name: row for row in rows}
 
 
-def test_flow_dvc_and_mlflow_agree_on_every_number(checkout: Path, prefect: str) -> None:
-    text = pipeline(str(checkout), "toy", [], False)
+def test_flow_dvc_and_mlflow_agree_on_every_number(checkout: Path, prefect: str, monkeypatch) -> None:
+    monkeypatch.chdir(checkout)
+    text = pipeline.with_options(flow_run_name="toy")()
     stages = {node.name.replace("@", "/") for node in graph.read(checkout)}
     shown, parent = dvc_metrics(checkout), newest_parent(checkout)
     assert {name.rpartition("/")[0] for name in shown} == stages - {"report"}
@@ -132,7 +85,7 @@ def test_flow_dvc_and_mlflow_agree_on_every_number(checkout: Path, prefect: str)
 
     # The second door finds nothing to do; the same flow again has a complete row although every stage was cached.
     assert "Data and pipelines are up to date." in dvc(checkout, "repro")
-    pipeline(str(checkout), "again", [], False)
+    pipeline.with_options(flow_run_name="again")()
     again = newest_parent(checkout)
     assert again.info.run_name == "again" and again.data.metrics == shown
     assert not children(checkout, again.info.run_id)
