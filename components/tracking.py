@@ -11,11 +11,12 @@ import math
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from components.stage import (
     Contract,
@@ -29,6 +30,9 @@ from components.stage import (
     read_yaml,
     write_json,
 )
+
+if TYPE_CHECKING:  # flows load this file and should start without matplotlib
+    from matplotlib.figure import Figure
 
 EXPERIMENT = "stop"
 PARENT = "PIPELINE_PARENT_RUN_ID"
@@ -127,6 +131,17 @@ def log_figure(path: Path) -> None:
     """Attaches a figure or table to the open stage's MLflow run; nothing happens outside one."""
     if _open is not None:
         _open.artifact(path)
+
+
+def log_plot(name: str, figure: "Figure") -> None:
+    """Attaches a drawing as the PNG `name` to the open stage's MLflow run; nothing happens outside one.
+
+    An earlier one of that name is replaced, so that a growing curve stays one picture.
+    """
+    if _open is not None:
+        with _tolerant(f"artefact {name}"), tempfile.TemporaryDirectory() as folder:
+            figure.savefig(Path(folder) / name, format="png")
+            _open.artifact(Path(folder) / name)
 
 
 class StageRecord:

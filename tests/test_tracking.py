@@ -2,11 +2,15 @@
 
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import pytest
+from matplotlib.figure import Figure
 from mlflow import MlflowClient
+from mlflow.exceptions import MlflowException
+from PIL import Image
 
 from components import tracking
 from components.report.contract import ReportInputs, ReportOutputs, ReportParams
@@ -78,6 +82,59 @@ def test_a_broken_server_costs_a_warning_not_the_stage(
         record.finish(contract("report").metrics(compared=0, improved=0))
     assert "warning: MLflow did not take the stage's run" in capsys.readouterr().err
     assert (project / "run.json").exists()
+
+
+def drawing(height: float) -> Figure:
+    figure = Figure(figsize=(1, height), dpi=10)
+    figure.add_subplot().plot([0, 1])
+    return figure
+
+
+def test_a_drawing_is_attached_and_a_later_one_takes_its_place(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "scratch").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "scratch"))
+    with stage_run(project):
+        for height in (1, 3):
+            tracking.log_plot("curves.png", drawing(height))
+            assert not list((tmp_path / "scratch").iterdir())
+    (run,) = runs(project)
+    client = MlflowClient(f"sqlite:///{project / 'mlflow.db'}")
+    assert [file.path for file in client.list_artifacts(run.info.run_id)] == ["curves.png"]
+    with Image.open(client.download_artifacts(run.info.run_id, "curves.png", str(tmp_path / "scratch"))) as image:
+        assert (image.format, image.size) == ("PNG", (10, 30))
+
+
+def test_a_drawing_outside_a_run_is_not_even_drawn(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "TemporaryDirectory", None)
+    tracking.log_plot("curves.png", drawing(1))
+    assert not (project / "mlflow.db").exists()
+
+
+def test_a_drawing_that_mlflow_refuses_costs_a_warning(
+    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(*arguments: Any) -> None:
+        raise MlflowException("the disk is full")
+
+    with stage_run(project):
+        monkeypatch.setattr(MlflowClient, "log_artifact", refuse)
+        tracking.log_plot("curves.png", drawing(1))
+        monkeypatch.setattr(tempfile, "tempdir", str(project / "gone"))
+        tracking.log_plot("heads.png", drawing(1))
+    warnings = [line for line in capsys.readouterr().err.splitlines() if line.startswith("warning: ")]
+    assert len(warnings) == 2
+    assert warnings[0].startswith(
+        "warning: MLflow did not take artefact curves.png: the disk is full; the stage goes on"
+    )
+    assert warnings[1].startswith("warning: MLflow did not take artefact heads.png: ")
+    assert runs(project)[0].info.status == "FINISHED"
+
+
+def test_loading_tracking_loads_no_matplotlib() -> None:
+    code = "import sys; from components import tracking; print('matplotlib' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "False\n"
 
 
 def test_the_meter_counts_and_ends(capsys: pytest.CaptureFixture[str]) -> None:

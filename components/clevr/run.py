@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from components import tracking
+from components import figures, tracking
 from components.clevr.contract import ClevrInputs, ClevrMetrics, ClevrOutputs, ClevrParams
 from components.clevr.labels import COUNT_CLASSES, DISTANCE_CLASSES, count_labels, distance_labels
 from components.features import Features, pooled
@@ -76,9 +76,11 @@ def _encode(params: ClevrParams, part: Part, encoder: Encoder, kind: str, mirror
 def _write(choices: Mapping[str, Choice], task: Task, actual: np.ndarray, heads: Path, confusion: Path) -> None:
     chosen = choices["pretrained"]
     write_heads(heads, choices)
-    write_confusion(confusion, task.classes, actual, chosen.predictions[chosen.best()])
+    predicted = chosen.predictions[chosen.best()]
+    write_confusion(confusion, task.classes, actual, predicted)
     tracking.log_figure(heads)
     tracking.log_figure(confusion)
+    tracking.log_plot(f"{confusion.stem}.png", figures.confusion(task.classes, actual, predicted))
 
 
 def _metrics(choices: Mapping[str, Mapping[str, Choice]], scored: int) -> ClevrMetrics:

@@ -45,5 +45,7 @@ def _tile(sequence: Sequence, frame: int, masks: Path) -> Image.Image:
     for label in range(1, sequence.objects + 1):
         pixels_HW3[boundary(truth_HW == label)] = 255
     tile = Image.fromarray(pixels_HW3.astype(np.uint8))
-    ImageDraw.Draw(tile).text((4, 2), f"{sequence.name} {frame}", fill="white", stroke_width=1, stroke_fill="black")
+    ImageDraw.Draw(tile).text(
+        (4, 2), f"{sequence.name}, frame {frame}", fill="white", stroke_width=1, stroke_fill="black"
+    )
     return tile

@@ -8,6 +8,7 @@ from PIL import Image
 
 from components import tracking
 from components.features import pooled
+from components.figures import confusion
 from components.images.transforms import Pixels, direct_resize, resize_center_crop
 from components.linear_probe.contract import (
     LinearProbeInputs,
@@ -39,9 +40,11 @@ def run(params: LinearProbeParams, inputs: LinearProbeInputs, outputs: LinearPro
         tracking.progress(f"{task.name}: {kind} k-NN {neighbours[kind]:.2f} %, {choices[kind].sentence()}")
     write_heads(outputs.heads, choices)
     chosen = choices["pretrained"]
-    write_confusion(outputs.confusion, task.classes, test.column("label"), chosen.predictions[chosen.best()])
+    actual, predicted = test.column("label"), chosen.predictions[chosen.best()]
+    write_confusion(outputs.confusion, task.classes, actual, predicted)
     tracking.log_figure(outputs.heads)
     tracking.log_figure(outputs.confusion)
+    tracking.log_plot("confusion.png", confusion(task.classes, actual, predicted))
     return _metrics(chosen, choices["untrained"], neighbours)
 
 

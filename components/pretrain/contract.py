@@ -218,6 +218,7 @@ class PretrainOutputs(Outputs):
     predictor: Path = Field(description="predictor, safetensors that describe themselves")
     state: Path = Field(description="final training state (model, target encoder, optimiser, step)")
     history: Path = Field(description="CSV of the curves, a row per logged step")
+    masks: Path = Field(description="PNG of the first training crops with context and targets, drawn before training")
     work: Path = Field(description="folder of resume state, one sub-folder per fingerprint; no output of the stage")
     metrics: Path = Field(description="JSON of final values")
     run: Path = Field(description="JSON that links to the MLflow run")

@@ -7,7 +7,7 @@ the numbers are on disk whatever happens, and MLflow is written by one process o
 import csv
 import json
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -32,10 +32,13 @@ class HistoryWriter(ray.train.UserCallback):  # type: ignore[misc]
 
 
 @contextmanager
-def following(path: Path, steps: int) -> Iterator[None]:
-    """Prints and logs the rows of `path` as they appear, each step once, also those of an attempt that was cut short."""
+def following(path: Path, steps: int, draw: Callable[[Sequence[Row]], None]) -> Iterator[None]:
+    """Prints and logs the rows of `path` as they appear, each step once, also those of an attempt that was cut short.
+
+    `draw` gets all rows so far at each tenth of the `steps`; the last drawing is the caller's.
+    """
     stop = threading.Event()
-    follower = threading.Thread(target=_follow, args=(path, steps, stop))
+    follower = threading.Thread(target=_follow, args=(path, steps, draw, stop))
     path.touch()
     text = path.read_text(encoding="utf-8")
     path.write_text(text[: text.rfind("\n") + 1], encoding="utf-8")  # a killed run may have left half a line
@@ -47,18 +50,22 @@ def following(path: Path, steps: int) -> Iterator[None]:
         follower.join()
 
 
-def _follow(path: Path, steps: int, stop: threading.Event) -> None:
-    seen, buffer = 0, ""
+def _follow(path: Path, steps: int, draw: Callable[[Sequence[Row]], None], stop: threading.Event) -> None:
+    rows, buffer, due = list[Row](), "", steps / 10
     with path.open(encoding="utf-8") as file:
         while True:
             ended = stop.wait(0.5)
             *lines, buffer = (buffer + file.read()).split("\n")
             for row in map(json.loads, lines):
-                if row["step"] > seen:  # a restart computes the steps after its checkpoint again, to the same numbers
-                    seen = row["step"]
+                # A restart computes the steps after its checkpoint again, to the same numbers.
+                if not rows or row["step"] > rows[-1]["step"]:
+                    rows.append(row)
                     _show(row, steps)
             if ended:
                 return
+            if rows and rows[-1]["step"] >= due:
+                draw(rows)
+                due = rows[-1]["step"] + steps / 10
 
 
 def _show(row: Row, steps: int) -> None:

@@ -2,7 +2,7 @@
 
 import fcntl
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,8 +19,10 @@ from ray.train import CheckpointConfig, Result, RunConfig, ScalingConfig, Worker
 from ray.train.torch import TorchTrainer  # noqa: E402
 
 from components import tracking  # noqa: E402
+from components.figures import curves  # noqa: E402
 from components.images.store import Store  # noqa: E402
 from components.mim import weights  # noqa: E402
+from components.pretrain import preview  # noqa: E402
 from components.pretrain.batches import Batches  # noqa: E402
 from components.pretrain.contract import (  # noqa: E402
     PretrainInputs,
@@ -29,7 +31,7 @@ from components.pretrain.contract import (  # noqa: E402
     PretrainParams,
     Scale,
 )
-from components.pretrain.history import HistoryWriter, following, write_csv  # noqa: E402
+from components.pretrain.history import HistoryWriter, Row, following, write_csv  # noqa: E402
 from components.pretrain.loop import State, build_model  # noqa: E402
 from components.pretrain.worker import STATE, train_worker  # noqa: E402
 from components.stage import atomic, fingerprint  # noqa: E402
@@ -39,13 +41,15 @@ PROJECT = Path(__file__).parents[2]
 
 def run(params: PretrainParams, inputs: PretrainInputs, outputs: PretrainOutputs) -> PretrainMetrics:
     """Trains, or continues this very work where it stopped, and exports the target encoder and the predictor."""
-    batches = Batches(params, Store(inputs.dataset, "train"), rank=0, world=params.scale.workers)
+    store = Store(inputs.dataset, "train")
+    batches = Batches(params, store, rank=0, world=params.scale.workers)
     steps = params.optimisation.epochs * batches.steps_per_epoch
     mark = fingerprint("pretrain", params, inputs)
     folder = outputs.work / mark
     folder.mkdir(parents=True, exist_ok=True)
     tracking.progress(f"{steps} steps of {params.optimisation.global_batch_size} images; resume state in {folder}")
-    with _lock(folder), _cluster(params.scale), following(folder / "history.jsonl", steps):
+    with _lock(folder), _cluster(params.scale), following(folder / "history.jsonl", steps, _log_curves):
+        _show_masks(params, store, outputs)
         trainer = TorchTrainer(
             train_worker,
             train_loop_config={"params": params.model_dump(), "dataset": str(inputs.dataset)},
@@ -63,7 +67,19 @@ def run(params: PretrainParams, inputs: PretrainInputs, outputs: PretrainOutputs
         state = torch.load(Path(checkpoint) / STATE, map_location="cpu", weights_only=True)
     _export(params, mark, state, outputs)
     tracking.log_figure(outputs.history)
+    _log_curves(state["history"])
     return _metrics(params, state)
+
+
+def _show_masks(params: PretrainParams, store: Store, outputs: PretrainOutputs) -> None:
+    """What will be asked of the encoder, to look at while it trains."""
+    with atomic(outputs.masks) as path:
+        preview.draw(params, store).save(path, format="PNG")
+    tracking.log_figure(outputs.masks)
+
+
+def _log_curves(rows: Sequence[Row]) -> None:
+    tracking.log_plot("curves.png", curves(rows))
 
 
 def _fit(trainer: TorchTrainer) -> Result:

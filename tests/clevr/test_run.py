@@ -5,8 +5,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 from PIL import Image, ImageOps
+from sklearn.metrics import confusion_matrix
 
+from components import tracking
 from components.clevr.contract import ClevrInputs, ClevrOutputs, ClevrParams
 from components.clevr.labels import COUNT_CLASSES, DISTANCE_CLASSES
 from components.clevr.run import _both_views, run
@@ -70,8 +73,10 @@ def table(path: Path) -> list[dict[str, str]]:
 
 
 def test_both_tasks_are_learned_and_an_encoder_that_never_learned_gains_nothing(
-    inputs: ClevrInputs, tmp_path: Path
+    inputs: ClevrInputs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    drawn: dict[str, Figure] = {}
+    monkeypatch.setattr(tracking, "log_plot", drawn.__setitem__)
     metrics, files = run(params(), inputs, outputs(tmp_path)), outputs(tmp_path)
     assert (metrics.count_top1_gain, metrics.distance_top1_gain) == (0.0, 0.0)
     assert metrics.scored == 150
@@ -86,11 +91,17 @@ def test_both_tasks_are_learned_and_an_encoder_that_never_learned_gains_nothing(
         assert [pair["actual"] for pair in pairs] == [classes[actual(i) - offset] for i in range(480, 630)]
         right = 100 * sum(pair["actual"] == pair["predicted"] for pair in pairs) / 150
         assert right == pytest.approx(top1)
+        axes = drawn.pop(f"{confusion.stem}.png").axes[0]
+        assert [label.get_text() for label in axes.get_yticklabels()] == list(classes)
+        told, given = ([pair[name] for pair in pairs] for name in ("actual", "predicted"))
+        expected = 100 * confusion_matrix(told, given, labels=list(classes), normalize="true")
+        np.testing.assert_allclose(np.asarray(axes.images[0].get_array()), expected)
         rows = table(heads)
         chosen = [row for row in rows if row["chosen"] == "1"]
         assert [row["encoder"] for row in chosen] == ["pretrained", "untrained"]
         assert float(chosen[0]["test_top1"]) == pytest.approx(top1, abs=1e-3)
         assert float(chosen[0]["holdout_top1"]) == max(float(row["holdout_top1"]) for row in rows)
+    assert not drawn
 
 
 def test_each_training_scene_is_also_seen_in_a_mirror(inputs: ClevrInputs, tmp_path: Path) -> None:

@@ -6,10 +6,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 from PIL import Image
 from sklearn.datasets import load_digits
+from sklearn.metrics import confusion_matrix
 from sklearn.neighbors import KNeighborsClassifier
 
+from components import tracking
 from components.features import pooled
 from components.images.store import Store, write, write_card
 from components.linear_probe.contract import LinearProbeInputs, LinearProbeOutputs, LinearProbeParams
@@ -96,6 +99,25 @@ def test_an_encoder_that_never_learned_gains_nothing(inputs: LinearProbeInputs, 
     assert {pair["actual"] for pair in pairs} == {f"digit {i}" for i in range(10)}
     right = 100 * sum(pair["actual"] == pair["predicted"] for pair in pairs) / 150
     assert right == pytest.approx(metrics.top1)
+
+
+def test_the_drawn_confusion_is_that_of_the_table(
+    inputs: LinearProbeInputs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: dict[str, Figure] = {}
+    monkeypatch.setattr(tracking, "log_plot", drawn.__setitem__)
+    run(params(epochs=2), inputs, outputs(tmp_path))
+    pairs = table(outputs(tmp_path).confusion)
+    expected = confusion_matrix(
+        [pair["actual"] for pair in pairs],
+        [pair["predicted"] for pair in pairs],
+        labels=[f"digit {i}" for i in range(10)],
+        normalize="true",
+    )
+    assert list(drawn) == ["confusion.png"]
+    axes = drawn["confusion.png"].axes[0]
+    np.testing.assert_allclose(np.asarray(axes.images[0].get_array()), 100 * expected)
+    assert [label.get_text() for label in axes.get_yticklabels()] == [f"digit {i}" for i in range(10)]
 
 
 def test_nearest_neighbours_equal_scikit_learn_on_the_same_images(inputs: LinearProbeInputs, tmp_path: Path) -> None:

@@ -71,7 +71,8 @@ def test_the_committed_values_are_complete_and_canonical(
 def test_the_command_refuses_at_once_and_leaves_nothing(tmp_path: Path, tiny: dict[str, Any], toy_images: Path) -> None:
     (tmp_path / "pretrain.yaml").write_text(canonical_yaml(change(tiny, "optimisation.lr", 7.0)))
     flags = ["--params", "pretrain.yaml", "--dataset", str(toy_images), "--encoder", "out/e", "--predictor", "out/p"]
-    flags += ["--state", "out/s", "--history", "out/h", "--work", "out/w", "--metrics", "out/m", "--run", "out/r"]
+    flags += ["--state", "out/s", "--history", "out/h", "--masks", "out/p.png", "--work", "out/w"]
+    flags += ["--metrics", "out/m", "--run", "out/r"]
     done = subprocess.run(
         [sys.executable, "-X", "importtime", "-m", "components", "pretrain", *flags],
         cwd=tmp_path,

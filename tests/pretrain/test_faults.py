@@ -16,7 +16,7 @@ from components.stage import canonical_yaml
 
 FLAGS = {
     "encoder": "encoder.safetensors", "predictor": "predictor.safetensors", "state": "state.pt", "history": "history.csv",
-    "work": "work", "metrics": "metrics.json", "run": "run.json",
+    "masks": "masks.png", "work": "work", "metrics": "metrics.json", "run": "run.json",
 }  # fmt: skip
 
 

@@ -10,9 +10,13 @@ from typing import Any
 import pytest
 import torch
 from mlflow import MlflowClient
+from PIL import Image
 from safetensors.torch import load_file
 
+from components.images.store import Store
 from components.mim.weights import load_encoder, load_predictor, read_about, untrained_encoder
+from components.pretrain import preview
+from components.pretrain.contract import PretrainParams
 from components.stage import canonical_yaml
 
 
@@ -21,7 +25,7 @@ def pretrain(folder: Path, values: dict[str, Any], toy: Path) -> subprocess.Comp
     (folder / "pretrain.yaml").write_text(canonical_yaml(values))
     outputs = {
         "encoder": "encoder.safetensors", "predictor": "predictor.safetensors", "state": "state.pt", "history": "history.csv",
-        "work": "work", "metrics": "metrics.json", "run": "run.json",
+        "masks": "masks.png", "work": "work", "metrics": "metrics.json", "run": "run.json",
     }  # fmt: skip
     flags = [text for name, path in outputs.items() for text in (f"--{name}", path)]
     return subprocess.run(
@@ -56,6 +60,14 @@ def test_one_worker_trains_exports_and_logs(once: Path, tiny: dict[str, Any], to
     assert run.data.params["pretrain.stop.noise_std"] == "0.25"
     points = client.get_metric_history(run.info.run_id, "pretrain/gradient_norm")
     assert [point.step for point in points] == [1, 2, 3, 4, 5, 6]
+    attached = {file.path for file in client.list_artifacts(run.info.run_id)}
+    assert attached == {"history.csv", "masks.png", "curves.png"}
+    expected = preview.draw(PretrainParams(**tiny), Store(toy_images, "train"))
+    for path in (once / "masks.png", client.download_artifacts(run.info.run_id, "masks.png")):
+        with Image.open(path) as image:
+            assert image.tobytes() == expected.tobytes()
+    checkpoints = [path.stat().st_mtime for path in (once / "work").rglob("state.pt")]
+    assert (once / "masks.png").stat().st_mtime < min(checkpoints)  # it was there to look at during training
 
 
 def test_the_same_work_again_trains_nothing_and_gives_the_same_encoder(

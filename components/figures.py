@@ -1,0 +1,132 @@
+"""What a person looks at beside the numbers: training curves and confusion matrices, drawn by matplotlib.
+
+Plain `Figure` objects and no pyplot: nothing global is opened, so that any thread may draw and nothing has to be closed.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+from numpy.typing import NDArray
+
+COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442")
+"""Okabe and Ito's colours, which colour-blind people can tell apart, without black."""
+DASHES = ("-", "--", ":")  # lines of one panel differ in print, too
+
+PANELS: tuple[tuple[str, str, dict[str, str]], ...] = (
+    ("Loss", "smooth L1", {"loss": ""}),
+    ("Gradient", "norm of all gradients", {"gradient_norm": ""}),
+    ("Learning rate", "learning rate", {"lr": ""}),
+    ("Norm of the noise projection", "‖A‖ (Frobenius)", {"A_norm": ""}),
+    ("Norms of mask token and bias", "Euclidean norm", {"mask_token_norm": "‖m̃‖, mask token", "b_norm": "‖b‖, bias"}),
+    ("Noise beside positions", "rms(A·n) / rms(ψ)", {"noise_ratio": ""}),
+    ("Effective rank of the target features", "effective rank (dimensions)", {"effective_rank": ""}),
+    ("Spread of the target features", "standard deviation over a batch", {"feature_std": ""}),
+    ("Throughput, all workers", "images / s", {"images_per_second": ""}),
+)
+"""Title, y label, and the curves of a panel: their names in a row of the history, and in the legend."""
+
+CELLS_WITH_NUMBERS = 12  # classes; more leave no room for a number in each cell
+TICKS = 25  # at most, on each axis
+LABEL = 24  # characters of a class name beside an axis
+MARKED = 40  # rows; few points are shown as such, many as a line
+
+
+def curves(rows: Sequence[Mapping[str, float]]) -> Figure:
+    """The history of a pretraining run, a panel per quantity over the step; `rows` as `loop.Trainer` logs them.
+
+    Raises ValueError when there is no row or a row lacks a curve.
+    """
+    if not rows:
+        raise ValueError("the history has 0 rows; curves need at least one: train until log_every steps are done")
+    named = {"step", *(name for _, _, lines in PANELS for name in lines)}
+    if missing := sorted({name for row in rows for name in named - row.keys()}):
+        raise ValueError(f"rows of the history lack {', '.join(missing)}; each row must hold every curve: train again")
+    steps = [row["step"] for row in rows]
+    figure = Figure(figsize=(12, 8.5), dpi=100, layout="constrained")
+    grid = figure.subplots(3, 3, sharex=True)
+    for axes, (title, label, lines) in zip(grid.flat, PANELS, strict=True):
+        for number, (name, meaning) in enumerate(lines.items()):
+            axes.plot(
+                steps,
+                [row[name] for row in rows],
+                color=COLOURS[number],
+                linestyle=DASHES[number],
+                marker="o" if len(rows) <= MARKED else "",
+                markersize=3.5,
+                linewidth=1.8 if len(rows) <= MARKED else 1.0,
+                label=meaning,
+            )
+        if len(lines) > 1:
+            axes.legend(loc="center right", fontsize=8)  # the search for the best place is slow for a long history
+        _dress(axes, title, label)
+    for axes in grid[-1]:
+        axes.set_xlabel("step (updates)")
+    return figure
+
+
+def _dress(axes: Axes, title: str, label: str) -> None:
+    axes.set_title(title, fontsize=11)
+    axes.set_ylabel(label)
+    axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+    axes.ticklabel_format(axis="y", style="sci", scilimits=(-2, 4), useOffset=False)
+    axes.grid(alpha=0.3)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def confusion(classes: Sequence[str], actual: NDArray[np.integer], predicted: NDArray[np.integer]) -> Figure:
+    """Percent of each actual class's images (rows) that were given each class (columns); a class without images is 0.
+
+    `classes` names labels 0, 1, …; `actual` and `predicted` are labels [n] of the same n ≥ 1 images. Raises ValueError for
+    lengths that differ, no images, or a label without a name.
+    """
+    percent_CC = _percent(classes, actual, predicted)
+    side, dpi = (7.0, 100) if len(classes) <= TICKS else (8.5, 100) if len(classes) <= 200 else (12.0, 150)
+    figure = Figure(
+        figsize=(side * 1.12, side), dpi=dpi, layout="constrained"
+    )  # about a pixel for each of 1000 classes
+    axes = figure.add_subplot()
+    image = axes.imshow(percent_CC, cmap="Blues", vmin=0, vmax=100)
+    right = 100 * np.mean(np.equal(actual, predicted))
+    axes.set_title(f"top-1 {right:.1f} % of {len(actual)} images", fontsize=11)
+    axes.set_xlabel("predicted class")
+    axes.set_ylabel("actual class")
+    places = range(0, len(classes), -(-len(classes) // TICKS))
+    names = [_short(classes[place]) for place in places]
+    axes.set_xticks(places, names, rotation=45, ha="right", rotation_mode="anchor", fontsize=9, parse_math=False)
+    axes.set_yticks(places, names, fontsize=9, parse_math=False)
+    figure.colorbar(image, ax=axes, shrink=0.8, label="percent of the actual class")
+    if len(classes) <= CELLS_WITH_NUMBERS:
+        for row, column in np.argwhere(percent_CC):  # an empty cell says that there was no such image
+            colour, text = "white" if percent_CC[row, column] > 55 else "black", f"{percent_CC[row, column]:.0f}"
+            axes.text(column, row, text, ha="center", va="center", color=colour, fontsize=9)
+    return figure
+
+
+def _percent(
+    classes: Sequence[str], actual: NDArray[np.integer], predicted: NDArray[np.integer]
+) -> NDArray[np.float64]:
+    """The row-normalised matrix [C, C] in percent."""
+    if len(actual) != len(predicted) or not len(actual):
+        raise ValueError(
+            f"{len(actual)} actual and {len(predicted)} predicted labels; a confusion matrix needs one pair per image and "
+            f"at least one image"
+        )
+    count = len(classes)
+    for name, labels in (("actual", actual), ("predicted", predicted)):
+        if labels.min() < 0 or labels.max() >= count:
+            wrong = labels.min() if labels.min() < 0 else labels.max()
+            raise ValueError(
+                f"{name} holds label {wrong}, but {count} classes are named; labels must lie in 0..{count - 1}: name every "
+                f"class and leave out images without label"
+            )
+    pairs = actual.astype(np.int64) * count + predicted.astype(np.int64)
+    counts_CC = np.bincount(pairs, minlength=count * count).reshape(count, count)
+    percent_CC: NDArray[np.float64] = 100.0 * counts_CC / np.maximum(counts_CC.sum(axis=1, keepdims=True), 1)
+    return percent_CC
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= LABEL else name[: LABEL - 1] + "…"
