@@ -3,7 +3,7 @@ VENV := .venv
 SHELL := /bin/bash
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
-.PHONY: help install run up down status params repro test test-faults lint types imports check accept mlflow clean
+.PHONY: help install run up down status params repro test test-faults test-browser screenshots lint types imports check accept mlflow clean
 
 help:  ## what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -51,10 +51,16 @@ imports: install  ## which module may import which
 	lint-imports
 
 test: install  ## the whole suite
-	python -m pytest -m "not faults"
+	python -m pytest -m "not faults and not browser"
 
 test-faults: install  ## long tests that kill processes
 	python -m pytest -m faults
+
+test-browser: install  ## a person's way through Prefect's and MLflow's pages; needs chromium
+	python -m pytest -m browser
+
+screenshots: install  ## the pictures of the README, made by the same test
+	mkdir -p docs/images && STOP_SCREENSHOTS=$(CURDIR)/docs/images python -m pytest -m browser
 
 check: lint types imports test  ## all of the above
 

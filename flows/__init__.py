@@ -10,6 +10,8 @@ OFFLINE = {
     "DO_NOT_TRACK": "1",
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
     "PREFECT_SERVER_UI_SHOW_PROMOTIONAL_CONTENT": "false",
+    # The pages of the V2 UI ask amplitude.com for its settings, whatever the switch above says (3.9.1); those of V1 ask nobody.
+    "PREFECT_SERVER_UI_V2_ENABLED": "false",
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
     "DVC_NO_ANALYTICS": "1",

@@ -115,7 +115,7 @@ def _table(root: Path) -> str:
         )
         lines.append(f"  {one.name:12} {address:22} {state}".rstrip())
     if "prefect" in processes:
-        lines.append(f"  run it:      http://127.0.0.1:{processes['prefect'].port}/v2/deployments")
+        lines.append(f"  run it:      http://127.0.0.1:{processes['prefect'].port}/deployments")
     return "\n".join(lines)
 
 

@@ -63,7 +63,7 @@ def test_up_twice_status_and_down(
         assert (first.returncode, first.stderr) == (0, ""), first.stderr
         for port in ports.values():
             assert f"http://127.0.0.1:{port} " in first.stdout
-        assert f"http://127.0.0.1:{ports['PREFECT_PORT']}/v2/deployments" in first.stdout
+        assert f"http://127.0.0.1:{ports['PREFECT_PORT']}/deployments" in first.stdout
         assert answers(ports["PREFECT_PORT"], "/api/health") and answers(ports["MLFLOW_PORT"], "/health")
         up = services.running(root)
         tree = [child.pid for one in up.values() for child in psutil.Process(one.pid).children(recursive=True)]

@@ -1,0 +1,177 @@
+"""A person's way through the real pages, in headless Chromium: a value changed in Prefect's form comes out in DVC and MLflow.
+
+`make screenshots` runs the same with the demo's values and keeps the pictures in docs/images.
+"""
+
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mlflow import MlflowClient
+
+from components.stage import STAGES, canonical_yaml, read_yaml
+
+sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+pytestmark = [pytest.mark.browser, pytest.mark.skipif(not CHROMIUM, reason="no chromium on this machine")]
+
+PROJECT = Path(__file__).parents[2]
+PICTURES = os.environ.get("STOP_SCREENSHOTS", "")
+HELP = "Standard deviation of the noise n on the positions of masked tokens."
+QUIET = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+
+
+@pytest.fixture
+def up(checkout: Path) -> Iterator[tuple[Path, str, str]]:
+    """A checkout whose services run; its folder and the addresses of Prefect and MLflow."""
+    if PICTURES:
+        for word in STAGES:
+            shutil.copy(PROJECT / "params" / f"{word}.yaml", checkout / "params")
+    demo = canonical_yaml({word: read_yaml(checkout / f"params/{word}.yaml") for word in STAGES})
+    (checkout / "params/presets/demo.yaml").write_text("# Small embedded data, a tiny encoder.\n" + demo)
+    ports = {}
+    for name, usual in (("PREFECT_PORT", 4200), ("MLFLOW_PORT", 5000)):
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", usual if PICTURES else 0))
+            ports[name] = str(probe.getsockname()[1])
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT")} | ports
+    services = [sys.executable, "-m", "flows.services"]
+    try:
+        subprocess.run([*services, "up", "--root", str(checkout)], env=environment, check=True)
+        yield checkout, f"http://127.0.0.1:{ports['PREFECT_PORT']}", f"http://127.0.0.1:{ports['MLFLOW_PORT']}"
+    finally:
+        subprocess.run([*services, "down", "--root", str(checkout)], env=environment, check=True)
+
+
+@pytest.fixture
+def page(up: Any) -> Iterator[Any]:
+    """A page whose requests to anywhere but this machine are refused, and fail the test."""
+    left: list[str] = []
+
+    def route(request: Any) -> None:
+        local = re.match(r"(https?://127\.0\.0\.1[:/]|data:|blob:)", request.request.url)
+        if local:
+            request.continue_()
+        else:
+            left.append(request.request.url)
+            request.abort()
+
+    with sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=QUIET)
+        page = browser.new_page(viewport={"width": 1360, "height": 900}, device_scale_factor=1)
+        page.set_default_timeout(60_000)
+        page.route("**/*", route)
+        yield page
+        browser.close()
+    assert not left, f"the pages asked for {left}"
+
+
+def picture(page: Any, name: str) -> None:
+    if PICTURES:
+        page.wait_for_timeout(1500)  # a chart draws itself over some frames
+        page.screenshot(path=Path(PICTURES) / f"{name}.png")
+
+
+def ask(prefect: str, path: str) -> Any:
+    with urllib.request.urlopen(f"{prefect}/api/{path}") as answer:
+        return json.load(answer)
+
+
+def submit(page: Any, prefect: str, name: str, noise_std: str, until: Callable[..., None]) -> str:
+    """Deployments → demo → Run → Custom run, the value changed, Submit; the flow run's id once it has ended."""
+    page.goto(prefect)
+    page.get_by_role("link", name="Deployments").click()
+    page.get_by_role("link", name="demo", exact=True).click()
+    page.get_by_role("button", name="Run", exact=True).click()
+    page.get_by_role("menuitem", name="Custom run").click()
+    page.get_by_label("Run Name", exact=True).fill(name)
+    field = page.get_by_label("noise_std", exact=True)
+    assert page.get_by_text(HELP).is_visible()
+    assert field.input_value() == "0.25"
+    assert (field.get_attribute("min"), field.get_attribute("max")) == ("0", "4")
+    page.get_by_text("Stochastic positional embeddings: the predictor").scroll_into_view_if_needed()
+    field.fill(noise_std)
+    picture(page, "prefect-form")
+    page.get_by_role("button", name="Submit").click()
+    page.wait_for_url(re.compile(r"/(runs/)?flow-run/"))
+    run = re.search(r"flow-run/([0-9a-f-]{36})", page.url)
+    assert run
+    until(lambda: ask(prefect, f"flow_runs/{run[1]}")["state_type"] in ("COMPLETED", "FAILED", "CRASHED", "CANCELLED"))
+    return run[1]
+
+
+def test_from_the_form_to_the_comparison(up: Any, page: Any, until: Callable[..., None]) -> None:
+    root, prefect, mlflow = up
+    submit(page, prefect, "noise-0.25", "0.25", until)
+    run = submit(page, prefect, "noise-0.4", "0.4", until)
+    assert ask(prefect, f"flow_runs/{run}")["state_name"] == "Completed"
+    page.get_by_text("Completed").first.wait_for()
+    picture(page, "prefect-run")
+
+    # One value, three doors and the file that goes on to the next user.
+    assert read_yaml(root / "params/pretrain.yaml")["stop"]["noise_std"] == 0.4
+    locked = read_yaml(root / "dvc.lock")["stages"]["pretrain"]["params"]["params/pretrain.yaml"]
+    assert locked["stop"]["noise_std"] == 0.4
+    client = MlflowClient(f"sqlite:///{root / 'mlflow.db'}")
+    rows = {row.info.run_name: row for row in client.search_runs(["1"], "tags.trigger = 'prefect'")}
+    values = {name: row.data.params["pretrain.stop.noise_std"] for name, row in rows.items()}
+    assert values == {"noise-0.25": "0.25", "noise-0.4": "0.4"}
+    exported = (root / "models/encoder.safetensors").read_bytes()
+    header = json.loads(exported[8 : 8 + int.from_bytes(exported[:8], "little")])
+    assert json.loads(header["__metadata__"]["model"])["about"]["params"]["stop"]["noise_std"] == 0.4
+
+    # Only what the value touches ran again.
+    tasks = "task_runs/filter"
+    request = urllib.request.Request(
+        f"{prefect}/api/{tasks}",
+        json.dumps({"task_runs": {"flow_run_id": {"any_": [run]}}}).encode(),
+        {"Content-Type": "application/json"},
+    )
+    with urllib.request.urlopen(request) as answer:
+        states = {task["name"]: task["state_name"] for task in json.load(answer)}
+    assert {name: state for name, state in states.items() if state == "Cached"}.keys() == {
+        "prepare@shapes",
+        "prepare@shapes_video",
+        "prepare@digits",
+    }
+    assert states["pretrain"] == states["davis"] == states["report"] == "Ran"
+
+    # From the report in Prefect's UI to MLflow's comparison, by its links.
+    page.get_by_role("tab", name="Artifacts").click()
+    picture(page, "prefect-artifacts")
+    page.get_by_role("link", name="report", exact=True).click()
+    page.get_by_role("heading", name="Beside the previous run").wait_for()
+    picture(page, "prefect-report")
+    link = page.get_by_role("link", name="beside noise-0.25").first.get_attribute("href")
+    assert link and link.startswith(mlflow)
+    page.goto(link)
+    page.get_by_text("pretrain.stop.noise_std").first.wait_for()
+    row = page.locator("tr", has_text="pretrain.stop.noise_std").first.inner_text().split()
+    assert row == ["pretrain.stop.noise_std", "0.25", "0.4"] or row == ["pretrain.stop.noise_std", "0.4", "0.25"]
+    picture(page, "mlflow-comparison")
+    page.goto(f"{mlflow}/#/experiments/1")
+    page.get_by_text("noise-0.4").first.wait_for()
+    picture(page, "mlflow-runs")
+    child = client.search_runs(["1"], "tags.stage = 'pretrain'", order_by=["attributes.start_time DESC"])[0]
+    page.goto(f"{mlflow}/#/experiments/1/runs/{child.info.run_id}/model-metrics")
+    page.get_by_text("A_norm").first.wait_for()
+    picture(page, "mlflow-curves")
+    page.goto(f"{mlflow}/#/experiments/1/runs/{child.info.run_id}/artifacts")
+    page.get_by_text("curves.png").first.click()
+    page.get_by_text("curves.png").nth(1).wait_for()
+    picture(page, "mlflow-figures")
