@@ -293,7 +293,8 @@ def _create(root: Path, name: str, parent: str, tags: Mapping[str, str]) -> Run:
         client = MlflowClient(where)
         experiment = client.get_experiment_by_name(EXPERIMENT)
         artifacts = f"file://{root / 'mlartifacts'}" if where.startswith("sqlite") else None
-        number = experiment.experiment_id if experiment else client.create_experiment(EXPERIMENT, artifacts)
+        kind = {"mlflow.experimentKind": "custom_model_development"}  # its page opens on runs, not on traces
+        number = experiment.experiment_id if experiment else client.create_experiment(EXPERIMENT, artifacts, kind)
     linked = {"mlflow.parentRunId": parent} if parent else {}
     source = {"mlflow.source.name": Path(sys.argv[0]).parent.name, "mlflow.user": os.environ.get("USER", "")}
     run = client.create_run(number, run_name=name, tags={**source, **tags, **linked})

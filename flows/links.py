@@ -5,6 +5,8 @@ import os
 from collections.abc import Sequence
 from urllib.parse import quote
 
+TRAINING = "workflowType=machine_learning"  # else MLflow's pages open on traces of language models
+
 
 def mlflow_ui() -> str:
     """Where MLflow's UI is, from MLFLOW_UI_URL or, where clients and browsers use one address, MLFLOW_TRACKING_URI; else ''."""
@@ -14,14 +16,15 @@ def mlflow_ui() -> str:
 
 def run(ui: str, experiment: str, run_id: str) -> str:
     """The page of one run."""
-    return f"{ui}/#/experiments/{experiment}/runs/{run_id}"
+    return f"{ui}/#/experiments/{experiment}/runs/{run_id}?{TRAINING}"
 
 
 def comparison(ui: str, experiment: str, runs: Sequence[str]) -> str:
     """The page that sets runs side by side."""
-    return f"{ui}/#/compare-runs?runs={quote(json.dumps(list(runs)))}&experiments={quote(json.dumps([experiment]))}"
+    chosen = f"runs={quote(json.dumps(list(runs)))}&experiments={quote(json.dumps([experiment]))}"
+    return f"{ui}/#/compare-runs?{chosen}&{TRAINING}"
 
 
 def experiment(ui: str, number: str) -> str:
     """The table of all runs."""
-    return f"{ui}/#/experiments/{number}"
+    return f"{ui}/#/experiments/{number}/runs?{TRAINING}"

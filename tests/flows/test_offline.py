@@ -43,13 +43,13 @@ for address in ("127.0.0.1", "192.0.2.2"):
         socket.create_connection(server.getsockname()).close()
 """
 VISITED = """
-import os, re, signal, subprocess, sys, time, urllib.error, urllib.request
+import os, re, signal, subprocess, sys, time, urllib.error, urllib.parse, urllib.request
 from pathlib import Path
 from flows import server
 
 def get(address):
     with urllib.request.urlopen(address, timeout=30) as answer:
-        return answer.read().decode(errors="replace")
+        return answer.url, answer.read().decode(errors="replace")
 
 def answers(address):
     try:
@@ -57,23 +57,25 @@ def answers(address):
     except (urllib.error.URLError, ConnectionError):
         return False
 
-def visit(address, *more):
-    '''As a browser would: the page, what it loads, what its scripts ask; and nothing of it lies elsewhere.'''
-    loaded = re.findall(r'<(?:script|link|img)[^>]*?(?:src|href)="([^"]+)"', get(address))
-    assert loaded and not [path for path in loaded if "//" in path], loaded
-    for path in [*loaded, *more]:
-        get(address + "/" + path.removeprefix("./").removeprefix("/"))
+def visit(address, *asked):
+    '''As a browser would: the page, what it loads, what its scripts ask; and none of it lies elsewhere.'''
+    where, page = get(address)
+    loaded = re.findall(r'(?:src|href)="([^"]+[.](?:js|css))"', page)
+    addresses = [urllib.parse.urljoin(where, path) for path in [*loaded, *asked]]
+    assert loaded and all(one.startswith(address) for one in addresses), addresses
+    for one in addresses:
+        get(one)
 
 project, root = Path(sys.argv[1]), Path(sys.argv[2])
 make = ["make", "-C", str(root), "-f", str(project / "Makefile"), "-o", ".venv/.installed", "mlflow"]
 mlflow = subprocess.Popen(make, start_new_session=True)
 try:
     with server.temporary(root) as prefect:
-        visit(prefect, "api/admin/settings", "api/admin/version")
+        visit(prefect, "/api/admin/settings", "/api/admin/version")
         while not answers("http://127.0.0.1:5000"):
             assert mlflow.poll() is None, "make mlflow has ended"
             time.sleep(0.1)
-        visit("http://127.0.0.1:5000", "ajax-api/3.0/mlflow/ui-telemetry")
+        visit("http://127.0.0.1:5000", "/ajax-api/3.0/mlflow/ui-telemetry")
         stay = time.monotonic() + STAY_S
         while time.monotonic() < stay:
             assert answers(prefect) and answers("http://127.0.0.1:5000")

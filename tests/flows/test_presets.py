@@ -68,3 +68,18 @@ def test_bad_presets_name_the_way_out_and_write_nothing(tree: Path, capsys: pyte
 @pytest.mark.parametrize("name", COMMITTED)
 def test_every_committed_preset_is_legal_over_the_committed_values(name: str) -> None:
     presets.compose(PROJECT, [name])
+
+
+def test_the_committed_values_are_the_demo() -> None:
+    assert presets.recipes(PROJECT) == ["cifar10", "demo"]
+    for word, values in presets.recipe(PROJECT, "demo").items():
+        assert values == read_yaml(PROJECT / f"params/{word}.yaml")
+    assert all(presets.description(PROJECT, name) for name in presets.recipes(PROJECT))
+
+
+def test_a_recipe_that_is_not_complete_is_told(tree: Path) -> None:
+    sections = read_yaml(tree / "params/presets/demo.yaml")
+    del sections["davis"]["radius"]
+    (tree / "params/presets/demo.yaml").write_text(canonical_yaml(sections))
+    with pytest.raises(ValueError, match="params/presets/demo.yaml: davis: radius is missing"):
+        presets.recipe(tree, "demo")
