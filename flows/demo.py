@@ -34,6 +34,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     try:
         return _run(root, f"{options.preset.replace(',', '-') or 'demo'}-{datetime.now():%Y%m%d-%H%M%S}", options.force)
+    except ValueError as error:  # another run has the folder, or a file changed since it was checked
+        print(f"error: {error}", file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
         print("stopped; `make run` continues with what is missing", file=sys.stderr)
         return 130

@@ -12,6 +12,7 @@ import pytest
 
 from components.stage import canonical_yaml, read_yaml
 from flows import demo
+from flows.check import alone
 
 PROJECT = Path(__file__).parents[2]
 CIFAR = {"source": "data/raw/cifar10", "format": "image_folder"}
@@ -102,6 +103,17 @@ def test_bad_input_is_one_message_and_nothing_starts(tracked, prefect: str, tmp_
     assert (process.returncode, out) == (2, "")
     assert err.startswith("error: preset is 'vit_b15'; the presets in params/presets are: none")
     assert not (tracked.root / "logs").exists()
+
+
+def test_a_folder_in_which_a_run_works_is_told(tracked, prefect: str) -> None:
+    before = {path: path.read_text() for path in (tracked.root / "params").glob("*.yaml")}
+    with alone(tracked.root, "the-first"):
+        process = start(tracked, prefect)
+        out, err = process.communicate(timeout=300)
+    assert process.returncode == 2, err
+    assert err.startswith(f"error: run the-first (process {os.getpid()}) works in {tracked.root}; ")
+    assert not (tracked.root / "logs").exists()
+    assert {path: path.read_text() for path in before} == before
 
 
 def test_data_that_nothing_would_read_is_told(tmp_path: Path) -> None:

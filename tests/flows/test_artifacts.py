@@ -1,0 +1,48 @@
+"""Progress on a run's page is what the stage printed, not oftener than every ten seconds, and right at the end."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from prefect import flow
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterKey
+
+from flows import artifacts
+
+
+def shown(key: str) -> list[Any]:
+    with get_client(sync_client=True) as client:
+        return client.read_artifacts(artifact_filter=ArtifactFilter(key=ArtifactFilterKey(any_=[key])))
+
+
+def test_progress_is_renewed_in_place_every_ten_seconds_and_at_the_end(
+    prefect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [1000.0]
+    monkeypatch.setattr(artifacts, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    seen: list[tuple[float, str]] = []
+
+    @flow(name="progress")
+    def run() -> None:
+        progress = artifacts.Progress("linear_probe@digits")
+        progress.line("loading 3/4 of nothing")  # no line of progress: it does not say what is left
+        assert not shown("progress-linear-probe-digits")
+        for seconds, line in [
+            (0, "step 1/200, epoch 0.1, loss 0.5, 90 images/s, 1 min 3 s left"),
+            (9.9, "step 50/200, epoch 0.3, loss 0.4, 90 images/s, 50 s left"),
+            (10.1, "step 60/200, epoch 0.4, loss 0.4, 90 images/s, 45 s left"),
+            (12, "step 199/200, epoch 1.0, loss 0.3, 90 images/s, 1 s left"),
+            (13, "step 200/200, epoch 1.0, loss 0.3, 90 images/s, 0 s left"),
+        ]:
+            now[0] = 1000 + seconds
+            progress.line(line)
+            (artifact,) = shown("progress-linear-probe-digits")
+            seen.append((artifact.data, artifact.description))
+        progress.end()
+
+    run()
+    assert [share for share, _ in seen] == [0.5, 0.5, 30, 30, 30]
+    assert seen[2][1].startswith("step 60/200, epoch 0.4, loss 0.4, 90 images/s")
+    (last,) = shown("progress-linear-probe-digits")
+    assert (last.data, last.description) == (100, "step 200/200, epoch 1.0, loss 0.3, 90 images/s, 0 s left")
