@@ -34,6 +34,8 @@ from components.stage import (
 if TYPE_CHECKING:  # flows load this file and should start without matplotlib
     from matplotlib.figure import Figure
 
+os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # before mlflow is imported: it reads its environment then
+
 EXPERIMENT = "stop"
 PARENT = "PIPELINE_PARENT_RUN_ID"
 """Environment variable that names the parent run for the stages. MLFLOW_RUN_ID would override every stage's own run."""
@@ -284,7 +286,6 @@ def _wanted(name: str, finished: Collection[str] | None) -> bool:
 
 def _create(root: Path, name: str, parent: str, tags: Mapping[str, str]) -> Run:
     """A new run. The first use of a fresh sqlite file migrates it, which two processes must not do at once."""
-    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
     from mlflow import MlflowClient
 
     where = uri(root)

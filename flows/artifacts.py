@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 from uuid import UUID
 
+import httpx
+from prefect import get_run_logger
 from prefect.artifacts import (
     create_link_artifact,
     create_markdown_artifact,
@@ -53,12 +55,15 @@ class Progress:
         assert self._unsent
         share, text = self._unsent
         self._sent, self._unsent = time.monotonic(), None
-        if self._artifact is None:
-            created = create_progress_artifact(share, key=f"progress-{key(self._stage)}", description=text)
-            assert isinstance(created, UUID)
-            self._artifact = created
-        else:
-            update_progress_artifact(self._artifact, share, description=text)
+        try:
+            if self._artifact is None:
+                created = create_progress_artifact(share, key=f"progress-{key(self._stage)}", description=text)
+                assert isinstance(created, UUID)
+                self._artifact = created
+            else:
+                update_progress_artifact(self._artifact, share, description=text)
+        except httpx.HTTPError as error:  # a server that is away for a minute must not end a week of training
+            get_run_logger().warning("Prefect's server did not take the progress of %s: %r", self._stage, error)
 
 
 def publish(name: str, report: str, rows: Sequence[dict[str, Any]], compared: Sequence[Row]) -> None:

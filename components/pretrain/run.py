@@ -15,6 +15,7 @@ os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.2")
 
 import ray  # noqa: E402 - reads its environment when imported
 import torch  # noqa: E402
+from ray._private import services  # noqa: E402
 from ray.train import CheckpointConfig, Result, RunConfig, ScalingConfig, WorkerGroupError  # noqa: E402
 from ray.train.torch import TorchTrainer  # noqa: E402
 
@@ -112,13 +113,14 @@ def _cluster(scale: Scale) -> Iterator[None]:
     if os.environ.get("RAY_ADDRESS"):
         ray.init(address="auto", log_to_driver=False, logging_level="warning")
     else:
-        ray.init(
-            num_cpus=os.cpu_count(),
-            include_dashboard=False,
-            log_to_driver=False,
-            logging_level="warning",
-            object_store_memory=200 * 2**20,  # nothing large passes through it
-        )
+        with _offline():
+            ray.init(
+                num_cpus=os.cpu_count(),
+                include_dashboard=False,
+                log_to_driver=False,
+                logging_level="warning",
+                object_store_memory=200 * 2**20,  # nothing large passes through it
+            )
     try:
         total = ray.cluster_resources()
         asked = {"CPU": scale.workers * scale.cpus_per_worker, "GPU": scale.workers * (scale.device == "gpu")}
@@ -131,6 +133,26 @@ def _cluster(scale: Scale) -> Iterator[None]:
         yield
     finally:
         ray.shutdown()
+
+
+@contextmanager
+def _offline() -> Iterator[None]:
+    """A cluster started inside asks nothing of other machines (tests/flows/test_offline.py counts the packets).
+
+    Without a dashboard, Ray's API server only reports usage, and asks the clouds' metadata addresses even when that is off (2.60,
+    usage_stats_head.py). Workers' torch looks their own address up backwards, 10 s where no nameserver answers.
+    """
+    server, resolver = services.start_api_server, os.environ.get("RES_OPTIONS")
+    services.start_api_server = lambda *_, **__: (None, None)  # as Ray has it when that process doesn't start
+    os.environ["RES_OPTIONS"] = "attempts:0"  # inherited by the workers
+    try:
+        yield
+    finally:
+        services.start_api_server = server
+        if resolver is None:
+            del os.environ["RES_OPTIONS"]
+        else:
+            os.environ["RES_OPTIONS"] = resolver
 
 
 def _code() -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 from typing import Any
 
+import httpx
 import pytest
 from prefect import flow
 from prefect.client.orchestration import get_client
@@ -46,3 +47,29 @@ def test_progress_is_renewed_in_place_every_ten_seconds_and_at_the_end(
     assert seen[2][1].startswith("step 60/200, epoch 0.4, loss 0.4, 90 images/s")
     (last,) = shown("progress-linear-probe-digits")
     assert (last.data, last.description) == (100, "step 200/200, epoch 1.0, loss 0.3, 90 images/s, 0 s left")
+
+
+def test_a_server_that_is_away_costs_a_warning(
+    prefect, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    away = [True]
+    create = artifacts.create_progress_artifact
+
+    def unreachable(*arguments: Any, **options: Any) -> Any:
+        if away[0]:
+            httpx.get("http://127.0.0.1:9/")  # a real refusal, of the kind that Prefect's client passes on
+        return create(*arguments, **options)
+
+    monkeypatch.setattr(artifacts, "create_progress_artifact", unreachable)
+
+    @flow(name="away")
+    def run() -> None:
+        progress = artifacts.Progress("davis")
+        progress.line("davis: 1/2 frames, 1 frames/s, 1 s left")
+        away[0] = False
+        progress.line("davis: 2/2 frames, 1 frames/s, 0 s left")
+        progress.end()
+
+    run()
+    assert "did not take the progress of davis: ConnectError" in caplog.text
+    assert shown("progress-davis")[-1].data == 100

@@ -100,6 +100,12 @@ def post(prefect: str, path: str, question: dict[str, Any]) -> Any:
         return json.load(answer)
 
 
+def entry(page: Any, label: str) -> tuple[Any, Any]:
+    """The head of a field of the form, with its help text, and the field."""
+    head = page.locator(".p-label__header", has=page.get_by_text(label, exact=True))
+    return head, head.locator("xpath=following-sibling::*//input")
+
+
 def submit(page: Any, prefect: str, name: str, noise_std: str, until: Callable[..., None]) -> str:
     """Deployments → demo → Run → Custom run, the value changed, Submit; the flow run's id once it has ended."""
     page.goto(prefect)
@@ -107,11 +113,10 @@ def submit(page: Any, prefect: str, name: str, noise_std: str, until: Callable[.
     page.get_by_role("link", name="demo", exact=True).click()
     page.get_by_role("button", name="Run", exact=True).click()
     page.get_by_text("Custom run").click()
-    head = page.locator(".p-label__header", has=page.get_by_text("noise_std", exact=True))
-    field = head.locator("xpath=following-sibling::*//input")
+    head, field = entry(page, "noise_std")
     head.get_by_text(HELP).wait_for()
     assert field.input_value() == "0.25"
-    page.get_by_label("Run Name").fill(name)  # once the form has drawn itself: it fills in a name of its own first
+    entry(page, "Run Name")[1].fill(name)  # once the form has drawn itself: it fills in a name of its own first
     field.fill(noise_std)
     field.scroll_into_view_if_needed()
     picture(page, "prefect-form")
