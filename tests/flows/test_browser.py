@@ -10,6 +10,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,10 +23,15 @@ from components.stage import STAGES, canonical_yaml, read_yaml
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-pytestmark = [pytest.mark.browser, pytest.mark.skipif(not CHROMIUM, reason="no chromium on this machine")]
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.timeout(1500),
+    pytest.mark.skipif(not CHROMIUM, reason="no chromium on this machine"),
+]
 
 PROJECT = Path(__file__).parents[2]
 PICTURES = os.environ.get("STOP_SCREENSHOTS", "")
+RUN_S = 500  # a run, with the demo's values on a busy machine
 HELP = "Standard deviation of the noise n on the positions of masked tokens."
 QUIET = [
     "--no-sandbox",
@@ -45,9 +51,9 @@ def up(checkout: Path) -> Iterator[tuple[Path, str, str]]:
     demo = canonical_yaml({word: read_yaml(checkout / f"params/{word}.yaml") for word in STAGES})
     (checkout / "params/presets/demo.yaml").write_text("# Small embedded data, a tiny encoder.\n" + demo)
     ports = {}
-    for name, usual in (("PREFECT_PORT", 4200), ("MLFLOW_PORT", 5000)):
+    for name in ("PREFECT_PORT", "MLFLOW_PORT"):
         with socket.socket() as probe:
-            probe.bind(("127.0.0.1", usual if PICTURES else 0))
+            probe.bind(("127.0.0.1", 0))
             ports[name] = str(probe.getsockname()[1])
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT")} | ports
     services = [sys.executable, "-m", "flows.services"]
@@ -118,13 +124,16 @@ def submit(page: Any, prefect: str, name: str, noise_std: str, until: Callable[.
     assert field.input_value() == "0.25"
     entry(page, "Run Name")[1].fill(name)  # once the form has drawn itself: it fills in a name of its own first
     field.fill(noise_std)
-    field.scroll_into_view_if_needed()
+    field.evaluate("field => field.scrollIntoView({block: 'center'})")
     picture(page, "prefect-form")
     page.get_by_role("button", name="Submit").click()
     runs: list[Any] = []
     until(lambda: runs.extend(run for run in post(prefect, "flow_runs/filter", {}) if run["name"] == name) or runs)
     run: str = runs[0]["id"]
-    until(lambda: ask(prefect, f"flow_runs/{run}")["state_type"] in ("COMPLETED", "FAILED", "CRASHED", "CANCELLED"))
+    deadline = time.monotonic() + RUN_S
+    while ask(prefect, f"flow_runs/{run}")["state_type"] not in ("COMPLETED", "FAILED", "CRASHED", "CANCELLED"):
+        assert time.monotonic() < deadline, ask(prefect, f"flow_runs/{run}")["state_name"]
+        time.sleep(0.5)
     page.goto(f"{prefect}/runs/flow-run/{run}")
     return run
 
