@@ -17,6 +17,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
+from prefect.settings import PREFECT_API_URL, temporary_settings
+
 from flows import command, services
 from flows.stage import stage_environment
 
@@ -31,9 +35,9 @@ def main() -> None:
     up = services.running(ROOT)
     if "prefect" not in up or "deployments" not in up:
         sys.exit("error: the services are not up; `make up` starts them")
-    os.environ["PREFECT_API_URL"] = f"http://127.0.0.1:{up['prefect'].port}/api"
-    first = submitted(0)
-    cached = [submitted(number) for number in range(1, repeats + 1)]
+    with temporary_settings({PREFECT_API_URL: f"http://127.0.0.1:{up['prefect'].port}/api"}):
+        first = submitted(0)
+        cached = [submitted(number) for number in range(1, repeats + 1)]
     direct_report()  # makes the database
     direct, through = alternating(direct_report, report_through_dvc, repeats)
     table = {
@@ -52,9 +56,6 @@ def main() -> None:
 
 def submitted(number: int) -> dict[str, Any]:
     """Seconds from submitting a run of `demo` to its first stage and to its end, and those of each stage."""
-    from prefect.client.orchestration import get_client
-    from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
-
     with get_client(sync_client=True) as client:
         deployment = client.read_deployment_by_name("end-to-end/demo")
         since = time.time()

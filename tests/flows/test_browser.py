@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -112,7 +112,7 @@ def entry(page: Any, label: str) -> tuple[Any, Any]:
     return head, head.locator("xpath=following-sibling::*//input")
 
 
-def submit(page: Any, prefect: str, name: str, noise_std: str, until: Callable[..., None]) -> str:
+def submit(page: Any, prefect: str, name: str, noise_std: str) -> str:
     """Deployments → demo → Run → Custom run, the value changed, Submit; the flow run's id once it has ended."""
     page.goto(prefect)
     page.get_by_text("Deployments", exact=True).first.click()
@@ -127,9 +127,8 @@ def submit(page: Any, prefect: str, name: str, noise_std: str, until: Callable[.
     field.evaluate("field => field.scrollIntoView({block: 'center'})")
     picture(page, "prefect-form")
     page.get_by_role("button", name="Submit").click()
-    runs: list[Any] = []
-    until(lambda: runs.extend(run for run in post(prefect, "flow_runs/filter", {}) if run["name"] == name) or runs)
-    run: str = runs[0]["id"]
+    page.get_by_text("scheduled to start").wait_for()
+    (run,) = [run["id"] for run in post(prefect, "flow_runs/filter", {}) if run["name"] == name]
     deadline = time.monotonic() + RUN_S
     while ask(prefect, f"flow_runs/{run}")["state_type"] not in ("COMPLETED", "FAILED", "CRASHED", "CANCELLED"):
         assert time.monotonic() < deadline, ask(prefect, f"flow_runs/{run}")["state_name"]
@@ -138,10 +137,10 @@ def submit(page: Any, prefect: str, name: str, noise_std: str, until: Callable[.
     return run
 
 
-def test_from_the_form_to_the_comparison(up: Any, page: Any, until: Callable[..., None]) -> None:
+def test_from_the_form_to_the_comparison(up: Any, page: Any) -> None:
     root, prefect, mlflow = up
-    submit(page, prefect, "noise-0.25", "0.25", until)
-    run = submit(page, prefect, "noise-0.4", "0.4", until)
+    submit(page, prefect, "noise-0.25", "0.25")
+    run = submit(page, prefect, "noise-0.4", "0.4")
     assert ask(prefect, f"flow_runs/{run}")["state_name"] == "Completed"
     page.get_by_text("Completed").first.wait_for()
     picture(page, "prefect-run")
