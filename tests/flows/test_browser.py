@@ -127,7 +127,7 @@ def submit(page: Any, prefect: str, name: str, noise_std: str) -> str:
     field.evaluate("field => field.scrollIntoView({block: 'center'})")
     picture(page, "prefect-form")
     page.get_by_role("button", name="Submit").click()
-    page.get_by_text("scheduled to start").wait_for()
+    page.get_by_text(f"{name} scheduled to start").first.wait_for()
     (run,) = [run["id"] for run in post(prefect, "flow_runs/filter", {}) if run["name"] == name]
     deadline = time.monotonic() + RUN_S
     while ask(prefect, f"flow_runs/{run}")["state_type"] not in ("COMPLETED", "FAILED", "CRASHED", "CANCELLED"):
