@@ -184,10 +184,10 @@ def test_from_the_form_to_the_comparison(up: Any, page: Any) -> None:
     page.get_by_text("noise-0.4").first.wait_for()
     picture(page, "mlflow-runs")
     child = client.search_runs(["1"], "tags.stage = 'pretrain'", order_by=["attributes.start_time DESC"])[0]
-    page.goto(f"{mlflow}/#/experiments/1/runs/{child.info.run_id}/model-metrics")
+    page.goto(f"{mlflow}/#/experiments/1/runs/{child.info.run_id}/model-metrics?workflowType=machine_learning")
     page.get_by_text("A_norm").first.wait_for()
     picture(page, "mlflow-curves")
-    page.goto(f"{mlflow}/#/experiments/1/runs/{child.info.run_id}/artifacts")
+    page.goto(f"{mlflow}/#/experiments/1/runs/{child.info.run_id}/artifacts?workflowType=machine_learning")
     page.get_by_text("curves.png").first.click()
     page.get_by_text("curves.png").nth(1).wait_for()
     picture(page, "mlflow-figures")
