@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from components.stage import write_json
 from flows import service
 from flows.service import Service, Started
 
@@ -140,9 +141,7 @@ def _log(root: Path, name: str) -> Path:
 
 
 def _write(root: Path, started: dict[str, Started]) -> None:
-    _record(root).write_text(
-        json.dumps({name: process._asdict() for name, process in started.items()}, indent=2) + "\n", encoding="utf-8"
-    )
+    write_json(_record(root), {name: process._asdict() for name, process in started.items()})
 
 
 @contextmanager

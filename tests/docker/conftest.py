@@ -235,12 +235,16 @@ class Stack:
 
     def _wait(self, name: str) -> None:
         deadline = time.monotonic() + HEALTHY_S
-        while (last := self.health(name)).returncode:
+        while (last := self.health(name)).returncode or not self._joined(name):
             ended = self.processes[name].poll()
             if ended is not None or time.monotonic() > deadline:
                 why = "is not healthy" if ended is None else f"ended with status {ended}"
                 pytest.fail(f"{name} {why}: {last.stderr[-1000:]}\n{self.log(name)[-4000:]}")
             time.sleep(0.2)
+
+    def _joined(self, name: str) -> bool:
+        """Nodes share this machine's processes and one folder, in which two that start at once take the same names."""
+        return not name.startswith(("ray-", "runner")) or "Ray runtime started" in self.log(name)
 
     def _command(self, command: list[str]) -> list[str]:
         ours = {"stop-health": [sys.executable, str(FOLDER / "health.py")], "stop-runner": [str(FOLDER / "runner.sh")]}
