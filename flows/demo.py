@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from components.prepare.contract import LAYOUTS
-from flows import preflight, presets, server, services
+from flows import links, preflight, presets, server, services
 
 FOLDERS = {"davis": ["DAVIS"], "clevr": ["CLEVR_v1.0", "CLEVR"]}  # as the archives of these datasets unpack
 
@@ -91,8 +91,8 @@ def _run(root: Path, name: str, force: bool) -> int:
     if (up := services.running(root)).get("prefect"):  # two servers would write to one database
         os.environ.setdefault("PREFECT_API_URL", f"http://127.0.0.1:{up['prefect'].port}/api")
         os.environ.setdefault("PREFECT_UI_URL", f"http://127.0.0.1:{up['prefect'].port}")
-    if "mlflow" in up:
-        os.environ.setdefault("MLFLOW_UI_URL", f"http://127.0.0.1:{up['mlflow'].port}")
+    if "mlflow" in up and not links.mlflow_ui():
+        os.environ["MLFLOW_UI_URL"] = f"http://127.0.0.1:{up['mlflow'].port}"
     if "PREFECT_API_URL" in os.environ:
         print(f"Prefect server: {os.environ['PREFECT_API_URL']}", flush=True)
         return _pipeline(root, name, force)

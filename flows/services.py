@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from components.stage import write_json
-from flows import service
+from flows import links, service
 from flows.service import Service, Started
 
 
@@ -126,7 +126,7 @@ def _environment(root: Path, prefect: int, mlflow: int) -> dict[str, str]:
         "PREFECT_HOME": str(root / ".prefect"),
         "PREFECT_API_URL": f"http://127.0.0.1:{prefect}/api",
         "PREFECT_UI_URL": f"http://127.0.0.1:{prefect}",
-        "MLFLOW_UI_URL": f"http://127.0.0.1:{mlflow}",
+        "MLFLOW_UI_URL": links.mlflow_ui() or f"http://127.0.0.1:{mlflow}",
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]),
         "PYTHONUNBUFFERED": "1",
     }
