@@ -51,9 +51,9 @@ imports: install  ## which module may import which
 	lint-imports
 
 test: install  ## the whole suite
-	python -m pytest -m "not faults and not browser"
+	python -m pytest -m "not faults and not browser" --durations=12
 
-test-faults: install  ## long tests that kill processes
+test-faults: install  ## long tests that kill processes, start whole stacks or watch the network
 	python -m pytest -m faults
 
 test-browser: install  ## a person's way through Prefect's and MLflow's pages; needs chromium

@@ -146,5 +146,6 @@ def test_nothing_leaves_during_a_whole_run_and_dvc_alone(witnessed: Witnessed, c
     assert again["output"].count("Running stage") == 2, again["output"]
 
 
+@pytest.mark.faults
 def test_nothing_leaves_from_the_servers(witnessed: Witnessed, tmp_path: Path) -> None:
     stayed(witnessed(VISIT, PROJECT, tmp_path, folder=PROJECT))

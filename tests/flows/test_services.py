@@ -53,6 +53,7 @@ def run_that_hangs(toy, port: int, until: Callable[..., None]) -> int:
     return int(log.read_text().partition("\npid ")[2].split()[0])
 
 
+@pytest.mark.faults
 def test_up_twice_status_and_down(
     with_recipe, until: Callable[..., None], alive: Callable[[list[int]], list[int]]
 ) -> None:
