@@ -28,10 +28,10 @@ repro: install  ## the same stages without Prefect
 up: install  ## Prefect's UI on 127.0.0.1:4200, MLflow's on 127.0.0.1:5000, the deployments: make up [PREFECT_PORT=] [MLFLOW_PORT=]
 	@python -m flows.services up
 
-down: install  ## end what make up started
+down:  ## end what make up started
 	@python -m flows.services down
 
-status: install  ## what of it runs, and where
+status:  ## what of it runs, and where
 	@python -m flows.services status
 
 mlflow: install  ## MLflow's UI alone, on 127.0.0.1:5000

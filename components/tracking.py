@@ -204,11 +204,18 @@ def uri(root: Path) -> str:
 
 
 def start_pipeline(root: Path, name: str, trigger: str, tags: Mapping[str, str]) -> str:
-    """Creates the parent row of a pipeline run; its id, or '' where MLflow refused. `trigger` is the door it came through."""
+    """Creates the parent row of a pipeline run with every parameter; its id, or '' where MLflow refused.
+
+    `trigger` is the door it came through.
+    """
     run = None
     with _tolerant("the pipeline's row"):
         run = _create(root, name, "", {"trigger": trigger, **_git(root), **tags})
-    return run.run_id if run else ""
+    if run is None:
+        return ""
+    for path in sorted((root / "params").glob("*.yaml")):  # at once: a person may edit the files while the run goes on
+        run.params({f"{path.stem}.{key}": value for key, value in flatten(read_yaml(path), ".").items()})
+    return run.run_id
 
 
 def record_pipeline() -> None:
@@ -220,7 +227,7 @@ def record_pipeline() -> None:
 
 
 def finish_pipeline(root: Path, run_id: str, status: str, finished: Collection[str] | None = None) -> None:
-    """Writes every parameter and the metrics of the `finished` stages (None: all) to the parent row and closes it.
+    """Writes the metrics of the `finished` stages (None: all) to the parent row and closes it.
 
     The values come from the files, so the row is complete when every stage was cached. `finished` holds DVC's names, such as
     `linear_probe@cifar10`.
@@ -228,19 +235,19 @@ def finish_pipeline(root: Path, run_id: str, status: str, finished: Collection[s
     if not run_id:
         return
     run = Run(uri(root), run_id)
-    for path in sorted((root / "params").glob("*.yaml")):
-        run.params({f"{path.stem}.{key}": value for key, value in flatten(read_yaml(path), ".").items()})
-    run.metrics(headline_metrics(root, finished))
-    current = current_names(root / "params")
-    for path in sorted((root / "runs").rglob("*.json")):
-        about = json.loads(path.read_text(encoding="utf-8"))
-        if about["stage"] in current and _wanted(about["stage"], finished):
-            run.tags({f"linked.{about['stage'].replace('/', '.')}": about["mlflow_run_id"]})
-            run.adopt(about["mlflow_run_id"])
-    for path in (root / "report.md", root / "dvc.lock"):
-        if path.exists() and finished is not None:  # a plain `dvc repro` has not written its dvc.lock yet
-            run.artifact(path)
-    run.end(status)
+    try:
+        run.metrics(headline_metrics(root, finished))
+        current = current_names(root / "params")
+        for path in sorted((root / "runs").rglob("*.json")):
+            about = json.loads(path.read_text(encoding="utf-8"))
+            if about["stage"] in current and _wanted(about["stage"], finished):
+                run.tags({f"linked.{about['stage'].replace('/', '.')}": about["mlflow_run_id"]})
+                run.adopt(about["mlflow_run_id"])
+        for path in (root / "report.md", root / "dvc.lock"):
+            if path.exists() and finished is not None:  # a plain `dvc repro` has not written its dvc.lock yet
+                run.artifact(path)
+    finally:
+        run.end(status)
 
 
 class Row(NamedTuple):

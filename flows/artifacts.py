@@ -68,6 +68,13 @@ class Progress:
 
 def publish(name: str, report: str, rows: Sequence[dict[str, Any]], compared: Sequence[Row]) -> None:
     """The end of run `name`: its report, its stages, and MLflow's pages about it and about it beside the previous run."""
+    try:
+        _publish(name, report, rows, compared)
+    except httpx.HTTPError as error:  # all of it is in files and in MLflow as well
+        get_run_logger().warning("Prefect's server did not take the report of %s: %r", name, error)
+
+
+def _publish(name: str, report: str, rows: Sequence[dict[str, Any]], compared: Sequence[Row]) -> None:
     create_markdown_artifact(report, key="report", description=f"Report of {name}")
     create_table_artifact(
         [{column: row[column] for column in summary.COLUMNS} for row in rows], key="stages", description=name

@@ -1,9 +1,6 @@
 """The first task of a run: everything that can be known to be wrong, before any stage starts; then the chosen values are written."""
 
-import fcntl
-import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +10,7 @@ from prefect.client.schemas import State
 from prefect.states import Completed, Failed
 
 from components.stage import contract, read_yaml, validate
-from flows import form, graph, preflight, presets
+from flows import form, graph, preflight
 
 
 @task(name="check", task_run_name="check", cache_policy=NO_CACHE, persist_result=False)
@@ -28,8 +25,7 @@ def check(root: Path, name: str, targets: Sequence[str], parallel: int, sections
         preflight.check_parallel(parallel)
         params = chosen(root, sections)
         preflight.check_raw(root, params.get("prepare", {"datasets": {}}))
-        changed = presets.write(root, params)
-        nodes = preflight.check(root, targets)
+        changed, nodes = preflight.settle(root, params, targets)
     except ValueError as error:
         return Failed(message=str(error), data=error)
     return Completed(message=f"written: {', '.join(changed)}" if changed else "params/ holds these values", data=nodes)
@@ -55,24 +51,3 @@ def chosen(root: Path, sections: Mapping[str, Any]) -> dict[str, dict[str, Any]]
     if faults:
         raise ValueError("\n".join(faults))
     return params
-
-
-@contextmanager
-def alone(root: Path, name: str) -> Iterator[None]:
-    """One run at a time works in a folder: runs write its params and results. Raises ValueError naming the other one."""
-    folder = root / ".dvc" / "tmp"
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "pipeline.lock").open("a+", encoding="utf-8") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            file.seek(0)
-            raise ValueError(
-                f"run {file.read().strip() or 'of another process'} works in {root}; two would write each other's params: wait until "
-                "it has ended, cancel it in Prefect's UI, or run in another clone"
-            ) from None
-        file.truncate(0)
-        file.write(f"{name} (process {os.getpid()})")
-        file.flush()
-        yield
-        file.truncate(0)

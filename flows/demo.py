@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from components.prepare.contract import LAYOUTS
-from flows import links, preflight, presets, server, services
+from flows import links as pages
+from flows import preflight, presets, server, services
 
 FOLDERS = {"davis": ["DAVIS"], "clevr": ["CLEVR_v1.0", "CLEVR"]}  # as the archives of these datasets unpack
 
@@ -22,13 +23,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     root = options.root.absolute()
     try:
         params = presets.compose(root, options.preset.split(",") if options.preset else [])
-        links = planned_links(root, params["prepare"], options.data) if options.data else {}
-        preflight.check_raw(root, params["prepare"], links)
-        for word in presets.write(root, params):
-            print(f"params/{word}.yaml now holds the values of {options.preset}")
-        for link, folder in links.items():
-            make_link(root, link, folder)
-        preflight.check(root, [])  # the flow does so again, but only when its server is up
+        with preflight.alone(root, "make run"):  # a run in progress reads what is about to be written
+            links = planned_links(root, params["prepare"], options.data) if options.data else {}
+            preflight.check_raw(root, params["prepare"], links)
+            for link, folder in links.items():
+                make_link(root, link, folder)
+            for word in preflight.settle(root, params, [])[0]:  # the flow checks again, but only when its server is up
+                print(f"params/{word}.yaml now holds the values of {options.preset}")
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -91,7 +92,7 @@ def _run(root: Path, name: str, force: bool) -> int:
     if (up := services.running(root)).get("prefect"):  # two servers would write to one database
         os.environ.setdefault("PREFECT_API_URL", f"http://127.0.0.1:{up['prefect'].port}/api")
         os.environ.setdefault("PREFECT_UI_URL", f"http://127.0.0.1:{up['prefect'].port}")
-    if "mlflow" in up and not links.mlflow_ui():
+    if "mlflow" in up and not pages.mlflow_ui():
         os.environ["MLFLOW_UI_URL"] = f"http://127.0.0.1:{up['mlflow'].port}"
     if "PREFECT_API_URL" in os.environ:
         print(f"Prefect server: {os.environ['PREFECT_API_URL']}", flush=True)

@@ -12,7 +12,7 @@ from prefect.runtime import flow_run
 from prefect.states import Completed, Failed
 
 from flows import artifacts, experiment, form, graph, preflight, summary
-from flows.check import alone, check
+from flows.check import check
 from flows.command import Lifeline
 from flows.stage import Run, run_stage, terminal
 
@@ -37,7 +37,7 @@ def pipeline(stages: Sequence[str] = (), force: bool = False, parallel: int = 2,
 
     Args:
         stages: Stages to run; what they need runs before them where it isn't done yet. None means all.
-        force: Also runs the stages whose results DVC has already.
+        force: Runs the chosen stages, or all, even where DVC has their results already. What they need is not forced.
         parallel: Most stages that run at a time.
     """
     try:
@@ -50,12 +50,14 @@ def run_in(
     root: Path, name: str, targets: Sequence[str], force: bool, parallel: int, sections: Mapping[str, Any]
 ) -> str:
     """One run in the folder `root`, whichever folder that is."""
-    with alone(root, name):
+    with preflight.alone(root, name):
         checked: State[Any] = check(root, name, targets, parallel, sections, return_state=True)
-        return _run(root, name, checked.result(), force, parallel)  # or raises what was wrong
+        nodes: Any = checked.result()  # or raises what was wrong
+        forced = {node.name for node in nodes if force and (not targets or {node.name, node.word} & set(targets))}
+        return _run(root, name, nodes, forced, parallel)
 
 
-def _run(root: Path, name: str, nodes: list[graph.Node], force: bool, parallel: int) -> str:
+def _run(root: Path, name: str, nodes: list[graph.Node], forced: set[str], parallel: int) -> str:
     from components import tracking  # imports mlflow: only once the input is known to be good
 
     origin = {"prefect.flow_run": str(flow_run.get_name()), "prefect.flow_run_id": str(flow_run.get_id())}
@@ -66,7 +68,7 @@ def _run(root: Path, name: str, nodes: list[graph.Node], force: bool, parallel: 
     status, finished = "KILLED", []
     try:
         with Lifeline() as lifeline:
-            rows = run_stages(nodes, Run(root, name, force, environment, lifeline), parallel)
+            rows = run_stages(nodes, Run(root, name, forced, environment, lifeline), parallel)
         finished = [row["stage"] for row in rows if row["state"] in summary.DONE]
         status = "FINISHED" if len(finished) == len(nodes) else "FAILED"
     except Exception:
@@ -78,9 +80,9 @@ def _run(root: Path, name: str, nodes: list[graph.Node], force: bool, parallel: 
     unsaved = experiment.save(root, name, finished)
     compared = tracking.beside_previous(root, parent)
     report = summary.report(root, nodes, rows, compared)
-    artifacts.publish(name, report, rows, compared)
     text = "\n".join([report, summary.whereabouts(root, name, nodes, tracking.uri(root), compared, unsaved)])
     say(text)
+    artifacts.publish(name, report, rows, compared)
     if status == "FAILED":
         raise StageFailedError(summary.failure(rows))
     return text

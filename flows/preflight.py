@@ -1,12 +1,15 @@
 """Everything that can be known to be wrong before the first stage starts."""
 
+import fcntl
+import os
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from components.stage import contract, read_yaml, validate
-from flows import graph
+from components.stage import atomic, contract, read_yaml, validate
+from flows import graph, presets
 
 
 def check(root: Path, targets: Sequence[str]) -> list[graph.Node]:
@@ -15,6 +18,46 @@ def check(root: Path, targets: Sequence[str]) -> list[graph.Node]:
     nodes = graph.read(root, targets)
     check_sources(root, nodes)
     return nodes
+
+
+def settle(
+    root: Path, params: Mapping[str, Mapping[str, Any]], targets: Sequence[str]
+) -> tuple[list[str], list[graph.Node]]:
+    """Writes `params`; the words whose files changed and the stages to run. ValueError, the files as before, if they don't fit."""
+    files = [root / "params" / f"{word}.yaml" for word in params]
+    before = {file: file.read_bytes() for file in files}
+    changed = presets.write(root, params)
+    try:
+        return changed, check(root, targets)
+    except ValueError:
+        for file, content in before.items():
+            with atomic(file) as temporary:
+                temporary.write_bytes(content)
+        raise
+
+
+@contextmanager
+def alone(root: Path, name: str) -> Iterator[None]:
+    """One run at a time works in a folder: runs write its params and results. Raises ValueError naming the other one."""
+    if not (root / ".dvc").is_dir():
+        raise ValueError(f"{root} has no folder .dvc; start in the project's folder, or make it one with `dvc init`")
+    (root / ".dvc" / "tmp").mkdir(exist_ok=True)
+    with (root / ".dvc" / "tmp" / "pipeline.lock").open("a+", encoding="utf-8") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            raise ValueError(
+                f"run {file.read().strip() or 'of another process'} works in {root}; two would write each other's params: wait until "
+                "it has ended, cancel it in Prefect's UI, or run in another clone"
+            ) from None
+        file.truncate(0)
+        file.write(f"{name} (process {os.getpid()})")
+        file.flush()
+        try:
+            yield
+        finally:
+            file.truncate(0)
 
 
 def check_params(root: Path) -> None:

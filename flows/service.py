@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import psutil
 
-START_S, GRACE_S = 180.0, 30.0
+START_S, GRACE_S = 180.0, 60.0
 TAIL = 15  # lines of a log in an error
 
 
@@ -39,18 +39,28 @@ class Started(NamedTuple):
         """The process if it still runs."""
         try:
             process = psutil.Process(self.pid)
-            alive = abs(process.create_time() - self.created) < 1 and process.status() != psutil.STATUS_ZOMBIE
+            alive = self._leads() and process.status() != psutil.STATUS_ZOMBIE
         except psutil.NoSuchProcess:
             return None
         return process if alive else None
 
     def session(self) -> list[psutil.Process]:
-        """What still runs of it and of all that it started; these outlive a leader that was killed."""
+        """What still runs of it and of all that it started; these outlive a leader that was killed.
+
+        Nothing when its number belongs to another process by now, or when the machine was started after it.
+        """
+        if (psutil.pid_exists(self.pid) and not self._leads()) or psutil.boot_time() > self.created + 1:
+            return []
         return [process for process in psutil.process_iter() if self._holds(process)]
+
+    def _leads(self) -> bool:
+        try:
+            return abs(psutil.Process(self.pid).create_time() - self.created) < 1
+        except psutil.NoSuchProcess:
+            return False
 
     def _holds(self, process: psutil.Process) -> bool:
         try:
-            # Created after it: so they are no later session that was given the same id.
             return os.getsid(process.pid) == self.pid and process.create_time() >= self.created - 1
         except (ProcessLookupError, PermissionError, psutil.NoSuchProcess):
             return False
@@ -151,7 +161,7 @@ def _fetch(number: int, method: str, path: str) -> str | None:
         response = connection.getresponse()
         text = response.read().decode()
         return text if response.status == http.client.OK else None
-    except OSError:
+    except (OSError, http.client.HTTPException):
         return None
     finally:
         connection.close()

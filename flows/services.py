@@ -20,7 +20,9 @@ from flows.service import Service, Started
 
 def services(root: Path) -> list[Service]:
     """The three services in their order of starting."""
-    prefect, mlflow = service.port("PREFECT_PORT", 4200), service.port("MLFLOW_PORT", 5000)
+    noted = {name: process.port for name, process in _noted(root).items()}  # what died comes back where it was
+    prefect = service.port("PREFECT_PORT", noted.get("prefect", 4200))
+    mlflow = service.port("MLFLOW_PORT", noted.get("mlflow", 5000))
     python, local = [sys.executable, "-m"], ["--host", "127.0.0.1"]
     store = [
         "--backend-store-uri",

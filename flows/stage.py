@@ -4,7 +4,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,8 +38,8 @@ class Run:
 
     root: Path
     name: str
-    force: bool
-    """Runs stages that DVC would skip, too."""
+    forced: Set[str]
+    """Stages that run even if DVC would skip them."""
     environment: Mapping[str, str]
     """Added to this process's environment for the stages."""
     lifeline: command.Lifeline
@@ -54,7 +54,16 @@ def run_stage(stage: str, timeout_s: float, run: Run) -> State[dict[str, Any]]:
     """
     log = Path("logs", run.name, f"{stage}.log")
     lines = _Lines(stage)
-    repro = [sys.executable, "-m", "dvc", "--wait-for-lock", "repro", "--single-item", *["-f"] * run.force, stage]
+    repro = [
+        sys.executable,
+        "-m",
+        "dvc",
+        "--wait-for-lock",
+        "repro",
+        "--single-item",
+        *["-f"] * (stage in run.forced),
+        stage,
+    ]
     started = time.monotonic()
     environment = stage_environment(run.environment)
     ended = command.run(repro, run.lifeline, run.root, environment, run.root / log, lines, timeout_s)

@@ -12,7 +12,7 @@ import pytest
 
 from components.stage import canonical_yaml, read_yaml
 from flows import demo
-from flows.check import alone
+from flows.preflight import alone
 
 PROJECT = Path(__file__).parents[2]
 CIFAR = {"source": "data/raw/cifar10", "format": "image_folder"}
@@ -106,9 +106,11 @@ def test_bad_input_is_one_message_and_nothing_starts(tracked, prefect: str, tmp_
 
 
 def test_a_folder_in_which_a_run_works_is_told(tracked, prefect: str) -> None:
+    (tracked.root / "params/presets").mkdir()
+    (tracked.root / "params/presets/wide.yaml").write_text(canonical_yaml({"davis": {"radius": 3}}))
     before = {path: path.read_text() for path in (tracked.root / "params").glob("*.yaml")}
     with alone(tracked.root, "the-first"):
-        process = start(tracked, prefect)
+        process = start(tracked, prefect, "--preset", "wide")
         out, err = process.communicate(timeout=300)
     assert process.returncode == 2, err
     assert err.startswith(f"error: run the-first (process {os.getpid()}) works in {tracked.root}; ")

@@ -134,6 +134,13 @@ def test_what_is_wrong_is_told_before_anything_starts(served: Any, tracked, unti
         assert "clevr: train_split and test_split are both 'train'" in message
         assert "prepare: datasets.shapes: scenes is 1; with format 'shapes' it must be at least 32" in message
     assert {path: path.read_text() for path in before} == before
+
+    # What only the graph can tell, after the files were written: they are as before.
+    cards = [card | {"name": "shapez"} for card in sections["prepare"]["datasets"][:1]]
+    run = trigger(served, "nowhere", until, prepare={"datasets": cards})
+    assert (run.state_name, set(tasks(run))) == ("Failed", {"check"})
+    assert "reads 'data/prepared/shapes" in (run.state.message or "" if run.state else "")
+    assert {path: path.read_text() for path in before} == before
     assert not (tracked.root / "logs").exists()
 
 

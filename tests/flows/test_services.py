@@ -58,7 +58,7 @@ def test_up_twice_status_and_down(
     with_recipe, until: Callable[..., None], alive: Callable[[list[int]], list[int]]
 ) -> None:
     root, ports = with_recipe.root, {"PREFECT_PORT": free_port(), "MLFLOW_PORT": free_port()}
-    bystander = subprocess.Popen(["sleep", "600"])
+    bystander, tree = subprocess.Popen(["sleep", "600"]), list[int]()
     try:
         first = make(root, "up", **ports)
         assert (first.returncode, first.stderr) == (0, ""), first.stderr
@@ -128,6 +128,11 @@ def test_a_process_of_the_same_number_is_not_taken_for_ours() -> None:
     me = psutil.Process()
     assert Started(me.pid, me.create_time(), 0).process() == me
     assert Started(me.pid, me.create_time() - 100, 0).process() is None
+    with subprocess.Popen(["sleep", "600"], start_new_session=True) as foreign:
+        created = psutil.Process(foreign.pid).create_time()
+        assert [one.pid for one in Started(foreign.pid, created, 0).session()] == [foreign.pid]
+        assert Started(foreign.pid, created - 100, 0).session() == []
+        foreign.kill()
 
 
 @pytest.mark.parametrize(
