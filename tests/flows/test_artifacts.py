@@ -26,9 +26,9 @@ def test_progress_is_renewed_in_place_every_ten_seconds_and_at_the_end(
 
     @flow(name="progress")
     def run() -> None:
-        progress = artifacts.Progress("linear_probe@digits")
+        progress = artifacts.Progress("colour@wheel")
         progress.line("loading 3/4 of nothing")  # no line of progress: it does not say what is left
-        assert not shown("progress-linear-probe-digits")
+        assert not shown("progress-colour-wheel")
         for seconds, line in [
             (0, "step 1/200, epoch 0.1, loss 0.5, 90 images/s, 1 min 3 s left"),
             (9.9, "step 50/200, epoch 0.3, loss 0.4, 90 images/s, 50 s left"),
@@ -38,14 +38,14 @@ def test_progress_is_renewed_in_place_every_ten_seconds_and_at_the_end(
         ]:
             now[0] = 1000 + seconds
             progress.line(line)
-            (artifact,) = shown("progress-linear-probe-digits")
+            (artifact,) = shown("progress-colour-wheel")
             seen.append((artifact.data, artifact.description))
         progress.end()
 
     run()
     assert [share for share, _ in seen] == [0.5, 0.5, 30, 30, 30]
     assert seen[2][1].startswith("step 60/200, epoch 0.4, loss 0.4, 90 images/s")
-    (last,) = shown("progress-linear-probe-digits")
+    (last,) = shown("progress-colour-wheel")
     assert (last.data, last.description) == (100, "step 200/200, epoch 1.0, loss 0.3, 90 images/s, 0 s left")
 
 
