@@ -114,6 +114,7 @@ def _pipeline(root: Path, name: str, force: bool) -> int:
     runs = [logging.getLogger(f"prefect.{kind}_runs") for kind in ("flow", "task")]
     for logger in runs:
         logger.propagate = False  # the terminal has these lines already
+    logging.getLogger("EventsWorker").setLevel(logging.ERROR)  # warns whenever the end of a run takes Prefect some seconds
     try:
         with contextlib.chdir(root):
             pipeline.with_options(flow_run_name=name)(force=force)

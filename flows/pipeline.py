@@ -1,12 +1,8 @@
 """The end-to-end flow: one Prefect task per stage of dvc.yaml, in the order dvc.yaml states."""
 
 import concurrent.futures
-import signal
-import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from prefect import flow, get_run_logger
@@ -19,6 +15,8 @@ from flows import artifacts, experiment, form, graph, preflight, summary
 from flows.check import check
 from flows.command import Lifeline
 from flows.stage import Run, run_stage, terminal
+
+AWAKE_S = 0.5
 
 
 class StageFailedError(RuntimeError):
@@ -71,8 +69,8 @@ def _run(root: Path, name: str, nodes: list[graph.Node], forced: set[str], paral
     say(f"Run {name}: {len(nodes)} stages, at most {parallel} at a time; every line is kept in logs/{name}/")
     status, finished = "KILLED", []
     try:
-        with Lifeline() as lifeline, remembered_ctrl_c() as stopped:
-            rows = run_stages(stopped, nodes, Run(root, name, forced, environment, lifeline), parallel)
+        with Lifeline() as lifeline:
+            rows = run_stages(nodes, Run(root, name, forced, environment, lifeline), parallel)
         finished = [row["stage"] for row in rows if row["state"] in summary.DONE]
         status = "FINISHED" if len(finished) == len(nodes) else "FAILED"
     except Exception:
@@ -98,28 +96,7 @@ def say(text: str) -> None:
     get_run_logger().info("%s", text)
 
 
-@contextmanager
-def remembered_ctrl_c() -> Iterator[threading.Event]:
-    """Set once Ctrl-C was pressed: its KeyboardInterrupt gets lost where it meets Prefect's submission of a task."""
-    stopped = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield stopped
-        return
-    before = signal.getsignal(signal.SIGINT)
-
-    def remember(number: int, frame: FrameType | None) -> None:
-        stopped.set()
-        if callable(before):
-            before(number, frame)
-
-    signal.signal(signal.SIGINT, remember)
-    try:
-        yield stopped
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
-def run_stages(stopped: threading.Event, nodes: Sequence[graph.Node], run: Run, parallel: int) -> list[dict[str, Any]]:
+def run_stages(nodes: Sequence[graph.Node], run: Run, parallel: int) -> list[dict[str, Any]]:
     """Submits each stage when its upstreams have ended, so that a waiting one takes no slot; one row per stage.
 
     Prefect itself refuses a stage whose upstream didn't complete (its state is `NotReady`) and leaves siblings alone.
@@ -137,9 +114,8 @@ def run_stages(stopped: threading.Event, nodes: Sequence[graph.Node], run: Run, 
             futures[node.name] = future
             running.add(future.wrapped_future)
             waiting.remove(node)
-        running = concurrent.futures.wait(running, 0.5, concurrent.futures.FIRST_COMPLETED).not_done
-        if stopped.is_set():
-            raise KeyboardInterrupt
+        # Awake now and then: a Ctrl-C that another thread received, or that came while this one fell asleep, wakes nobody.
+        running = concurrent.futures.wait(running, AWAKE_S, concurrent.futures.FIRST_COMPLETED).not_done
     for future in futures.values():
         future.wait()  # at once; it fetches the final state with its data
     return [summary.row(node.name, futures[node.name].state) for node in nodes]
