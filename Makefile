@@ -62,7 +62,7 @@ test-browser: install  ## a person's way through Prefect's and MLflow's pages; n
 screenshots: install  ## the pictures of the README, made by the same test
 	mkdir -p docs/images && STOP_SCREENSHOTS=$(CURDIR)/docs/images python -m pytest -m browser
 
-check: lint types imports test  ## all of the above
+check: lint types imports test  ## lint, types, imports and test
 
 clean:  ## remove resume state, logs and caches, but no data, model or run
 	rm -rf work logs .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

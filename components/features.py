@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from components import tracking
+from components import progress
 from components.images.store import Store
 from components.images.transforms import Pixels, normalise
 from components.mim.encoder import Encoder
@@ -34,7 +34,7 @@ def pooled(
     """
     device = next(encoder.parameters()).device
     depth = min(layers, encoder.config.layers)
-    chunks, meter = [], tracking.Meter(label, len(rows), "images")
+    chunks, meter = [], progress.Meter(label, len(rows), "images")
     for start in range(0, len(rows), batch_size):
         pixels = np.stack([transform(store.image(int(row))) for row in rows[start : start + batch_size]])
         images = normalise(torch.from_numpy(pixels).to(device))

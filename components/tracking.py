@@ -1,4 +1,4 @@
-"""MLflow, and what a person sees while a stage works. The only file that imports mlflow.
+"""MLflow. The only file that imports it.
 
 One row per pipeline run (the parent) with every parameter and headline metric, one child per executed stage with its
 curves and figures. Tracking never stops a stage: when MLflow refuses something, one warning says so and the work goes on;
@@ -95,32 +95,6 @@ class Run:
         """Closes the run as FINISHED, FAILED or KILLED."""
         with _tolerant("the final status"):
             self._client.set_terminated(self.run_id, status)
-
-
-class Meter:
-    """Prints `label 3200/20000 images, 900 images/s, 19 s left`, at most every two seconds and at the end."""
-
-    def __init__(self, label: str, total: int, unit: str) -> None:
-        self._label, self._total, self._unit = label, total, unit
-        self._done, self._start = 0, time.monotonic()
-        self._last = self._start
-
-    def advance(self, count: int) -> None:
-        """Counts `count` more units as done."""
-        self._done += count
-        now = time.monotonic()
-        if self._done < self._total and now - self._last < 2.0:
-            return
-        self._last, rate = now, self._done / max(now - self._start, 1e-9)
-        left = (self._total - self._done) / rate
-        progress(
-            f"{self._label}: {self._done}/{self._total} {self._unit}, {rate:.0f} {self._unit}/s, {left:.0f} s left"
-        )
-
-
-def progress(text: str) -> None:
-    """One line for a person, at once."""
-    print(text, flush=True)
 
 
 def log_metrics(values: Mapping[str, float], step: int) -> None:

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from components.prepare.contract import LAYOUTS
-from flows import links as pages
-from flows import preflight, presets, server, services
+from flows import links, preflight, presets, server, services
 
 FOLDERS = {"davis": ["DAVIS"], "clevr": ["CLEVR_v1.0", "CLEVR"]}  # as the archives of these datasets unpack
 
@@ -24,9 +23,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         params = presets.compose(root, options.preset.split(",") if options.preset else [])
         with preflight.alone(root, "make run"):  # a run in progress reads what is about to be written
-            links = planned_links(root, params["prepare"], options.data) if options.data else {}
-            preflight.check_raw(root, params["prepare"], links)
-            for link, folder in links.items():
+            planned = planned_links(root, params["prepare"], options.data) if options.data else {}
+            preflight.check_raw(root, params["prepare"], planned)
+            for link, folder in planned.items():
                 make_link(root, link, folder)
             for word in preflight.settle(root, params, [])[0]:  # the flow checks again, but only when its server is up
                 print(f"params/{word}.yaml now holds the values of {options.preset}")
@@ -49,7 +48,7 @@ def planned_links(root: Path, prepare: Mapping[str, Any], folder: Path) -> dict[
     Looked for are the names of the raw folder and of the dataset, and for DAVIS and CLEVR the name their archives have.
     Raises ValueError when one is missing, a real folder stands where the link goes, or nothing is read from there.
     """
-    links, missing = {}, []
+    planned, missing = {}, []
     for name, dataset in prepare["datasets"].items():
         source = Path(dataset["source"])
         if not source.is_relative_to("data/raw"):
@@ -62,15 +61,15 @@ def planned_links(root: Path, prepare: Mapping[str, Any], folder: Path) -> dict[
         elif (root / source).exists() and not (root / source).is_symlink():
             missing.append(f"{source} is a real folder, which DATA would hide; move it away, or run without DATA")
         else:
-            links[root / source] = found[0].absolute()
+            planned[root / source] = found[0].absolute()
     if missing:
         raise ValueError("\n".join(missing))
-    if not links:
+    if not planned:
         raise ValueError(
             f"DATA is {str(folder)!r}, but every dataset in params/prepare.yaml is embedded; add a PRESET that reads raw "
             "data, such as cifar10, or leave DATA out"
         )
-    return links
+    return planned
 
 
 def make_link(root: Path, link: Path, folder: Path) -> None:
@@ -92,7 +91,7 @@ def _run(root: Path, name: str, force: bool) -> int:
     if (up := services.running(root)).get("prefect"):  # two servers would write to one database
         os.environ.setdefault("PREFECT_API_URL", f"http://127.0.0.1:{up['prefect'].port}/api")
         os.environ.setdefault("PREFECT_UI_URL", f"http://127.0.0.1:{up['prefect'].port}")
-    if "mlflow" in up and not pages.mlflow_ui():
+    if "mlflow" in up and not links.mlflow_ui():
         os.environ["MLFLOW_UI_URL"] = f"http://127.0.0.1:{up['mlflow'].port}"
     if "PREFECT_API_URL" in os.environ:
         print(f"Prefect server: {os.environ['PREFECT_API_URL']}", flush=True)
@@ -114,7 +113,9 @@ def _pipeline(root: Path, name: str, force: bool) -> int:
     runs = [logging.getLogger(f"prefect.{kind}_runs") for kind in ("flow", "task")]
     for logger in runs:
         logger.propagate = False  # the terminal has these lines already
-    logging.getLogger("EventsWorker").setLevel(logging.ERROR)  # warns whenever the end of a run takes Prefect some seconds
+    logging.getLogger("EventsWorker").setLevel(
+        logging.ERROR
+    )  # warns whenever the end of a run takes Prefect some seconds
     try:
         with contextlib.chdir(root):
             pipeline.with_options(flow_run_name=name)(force=force)

@@ -15,9 +15,8 @@ POLL_S = 2.0  # Prefect's own 10 s is long for a person who has just pressed Run
 
 
 def parameters(root: Path, recipe: str) -> dict[str, Any]:
-    """What the form of the deployment `recipe` is filled with."""
-    sections = {word: form.to_form(word, values) for word, values in presets.recipe(root, recipe).items()}
-    return {"stages": [], "force": False, "parallel": 2, **sections}
+    """What the sections of the form of deployment `recipe` are filled with; what is said of the run has defaults of its own."""
+    return {word: form.to_form(word, values) for word, values in presets.recipe(root, recipe).items()}
 
 
 def main() -> int:

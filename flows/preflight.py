@@ -8,31 +8,27 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from components.stage import atomic, contract, read_yaml, validate
+from components.stage import atomic
 from flows import graph, presets
-
-
-def check(root: Path, targets: Sequence[str]) -> list[graph.Node]:
-    """The stages to run for `targets`, once params, graph and sources are known to be good; ValueError otherwise."""
-    check_params(root)
-    nodes = graph.read(root, targets)
-    check_sources(root, nodes)
-    return nodes
 
 
 def settle(
     root: Path, params: Mapping[str, Mapping[str, Any]], targets: Sequence[str]
 ) -> tuple[list[str], list[graph.Node]]:
-    """Writes `params`; the words whose files changed and the stages to run. ValueError, the files as before, if they don't fit."""
-    files = [root / "params" / f"{word}.yaml" for word in params]
-    before = {file: file.read_bytes() for file in files}
+    """Writes `params`, validated before; the words whose files changed and the stages to run for `targets`.
+
+    Raises ValueError, with the files as they were, for a graph that DVC refuses or a source that isn't there.
+    """
+    before = {word: (root / "params" / f"{word}.yaml").read_bytes() for word in params}
     changed = presets.write(root, params)
     try:
-        return changed, check(root, targets)
+        nodes = graph.read(root, targets)
+        check_sources(root, nodes)
+        return changed, nodes
     except ValueError:
-        for file, content in before.items():
-            with atomic(file) as temporary:
-                temporary.write_bytes(content)
+        for word in changed:
+            with atomic(root / "params" / f"{word}.yaml") as temporary:
+                temporary.write_bytes(before[word])
         raise
 
 
@@ -58,19 +54,6 @@ def alone(root: Path, name: str) -> Iterator[None]:
             yield
         finally:
             file.truncate(0)
-
-
-def check_params(root: Path) -> None:
-    """Every params file of the stages in dvc.yaml against its contract; one ValueError with all faults of all files."""
-    faults = []
-    for word in graph.words(root):
-        path = root / "params" / f"{word}.yaml"
-        try:
-            validate(contract(word).params, read_yaml(path), str(path.relative_to(root)))
-        except ValueError as error:
-            faults.append(str(error))
-    if faults:
-        raise ValueError("\n".join(faults))
 
 
 def check_sources(root: Path, nodes: Sequence[graph.Node]) -> None:

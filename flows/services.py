@@ -68,7 +68,7 @@ def up(root: Path) -> str:
         wanted = services(root)
         missing = [one for one in wanted if one.name not in already]
         if not missing:
-            return f"already up\n{_table(root)}"
+            return f"already up\n{status(root)}"
         service.end([noted for name, noted in _noted(root).items() if name not in already])  # what a killed one left
         for one in missing:
             service.check_port(one)
@@ -87,7 +87,7 @@ def up(root: Path) -> str:
             service.end(new)
             _write(root, already)
             raise
-        return f"up\n{_table(root)}"
+        return f"up\n{status(root)}"
 
 
 def down(root: Path) -> str:
@@ -102,10 +102,6 @@ def down(root: Path) -> str:
 
 def status(root: Path) -> str:
     """What runs, where, since when."""
-    return _table(root)
-
-
-def _table(root: Path) -> str:
     processes = running(root)
     lines = []
     for one in services(root):
@@ -114,7 +110,7 @@ def _table(root: Path) -> str:
         state = (
             f"process {process.pid} since {process.since()}"
             if process
-            else f"not running; {_log(root, one.name)} tells more"
+            else f"not running; {service.log(root, one.name).relative_to(root)} tells more"
         )
         lines.append(f"  {one.name:12} {address:22} {state}".rstrip())
     if "prefect" in processes:
@@ -136,10 +132,6 @@ def _environment(root: Path, prefect: int, mlflow: int) -> dict[str, str]:
 
 def _record(root: Path) -> Path:
     return root / ".prefect" / "services.json"
-
-
-def _log(root: Path, name: str) -> Path:
-    return service.log(root, name).relative_to(root)
 
 
 def _write(root: Path, started: dict[str, Started]) -> None:

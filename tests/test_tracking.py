@@ -135,13 +135,3 @@ def test_a_drawing_that_mlflow_refuses_costs_a_warning(
 def test_loading_tracking_loads_no_matplotlib() -> None:
     code = "import sys; from components import tracking; print('matplotlib' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "False\n"
-
-
-def test_the_meter_counts_and_ends(capsys: pytest.CaptureFixture[str]) -> None:
-    meter = tracking.Meter("probe: features", 10, "images")
-    meter.advance(4)
-    meter.advance(6)
-    lines = capsys.readouterr().out.splitlines()
-    assert (
-        len(lines) == 1 and lines[0].startswith("probe: features: 10/10 images, ") and lines[0].endswith(", 0 s left")
-    )

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from components import figures, tracking
+from components import figures, progress, tracking
 from components.clevr.contract import ClevrInputs, ClevrMetrics, ClevrOutputs, ClevrParams
 from components.clevr.labels import COUNT_CLASSES, DISTANCE_CLASSES, count_labels, distance_labels
 from components.features import Features, pooled
@@ -34,7 +34,7 @@ def run(params: ClevrParams, inputs: ClevrInputs, outputs: ClevrOutputs) -> Clev
         for key, task in tasks.items():
             rows = Rows(seen, np.tile(learned[key], 2), paths)
             choices[key][kind] = choose(params, task, rows, Rows(judge, judged[key], test_paths))
-            tracking.progress(f"{task.name}: {kind} {choices[key][kind].sentence()}")
+            progress.show(f"{task.name}: {kind} {choices[key][kind].sentence()}")
     _write(choices["count"], tasks["count"], judged["count"], outputs.count_heads, outputs.count_confusion)
     _write(
         choices["distance"], tasks["distance"], judged["distance"], outputs.distance_heads, outputs.distance_confusion

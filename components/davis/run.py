@@ -5,7 +5,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from components import tracking
+from components import progress, tracking
 from components.davis import results, scores, sheet
 from components.davis.contract import DavisInputs, DavisMetrics, DavisOutputs, DavisParams
 from components.davis.labels import harden, soften
@@ -23,12 +23,12 @@ def run(params: DavisParams, inputs: DavisInputs, outputs: DavisOutputs) -> Davi
     found = sequences(inputs.dataset)
     videos = scorable(found, params.dataset)
     encoders = {"pretrained": load_encoder(inputs.encoder), "untrained": untrained_encoder(inputs.encoder)}
-    meter = tracking.Meter("davis", len(encoders) * sum(map(len, videos)), "frames")
+    meter = progress.Meter("davis", len(encoders) * sum(map(len, videos)), "frames")
     table: list[results.Score] = []
     with atomic(outputs.masks) as masks:
         for name, encoder in encoders.items():
             for number, video in enumerate(videos, 1):
-                tracking.progress(f"davis: {name} encoder, sequence {number}/{len(videos)} {video.name}")
+                progress.show(f"davis: {name} encoder, sequence {number}/{len(videos)} {video.name}")
                 predicted = metered(predictions(video, encoder, params), meter)
                 table += judge(video, predicted, name, masks / name / video.name)
         picture = sheet.draw(videos, masks / "pretrained")
@@ -44,7 +44,7 @@ def scorable(found: list[Sequence], dataset: str) -> list[Sequence]:
     """The videos with a scored frame; the others are named, never silently averaged in. Raises ValueError when none is left."""
     for video in found:
         if not video.scored:
-            tracking.progress(f"davis: {video.name} is left out: no frame between its first and its last has a mask")
+            progress.show(f"davis: {video.name} is left out: no frame between its first and its last has a mask")
     videos = [video for video in found if video.scored]
     if not videos:
         raise ValueError(
@@ -75,7 +75,7 @@ def judge(video: Sequence, predicted: Iterable[Ids], encoder: str, folder: Path)
     ]
 
 
-def metered(frames: Iterable[Ids], meter: tracking.Meter) -> Iterator[Ids]:
+def metered(frames: Iterable[Ids], meter: progress.Meter) -> Iterator[Ids]:
     """The same frames, each counted when it is done with."""
     for ids_HW in frames:
         yield ids_HW

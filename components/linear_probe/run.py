@@ -6,7 +6,7 @@ from functools import partial
 import numpy as np
 from PIL import Image
 
-from components import tracking
+from components import progress, tracking
 from components.features import pooled
 from components.figures import confusion
 from components.images.transforms import Pixels, direct_resize, resize_center_crop
@@ -37,7 +37,7 @@ def run(params: LinearProbeParams, inputs: LinearProbeInputs, outputs: LinearPro
         choices[kind] = choose(params, task, learn, judge)
         votes = nearest(learn.features["last"], learn.labels, judge.features["last"], params.knn_k, len(task.classes))
         neighbours[kind] = float(accuracy(votes, judge.labels))
-        tracking.progress(f"{task.name}: {kind} k-NN {neighbours[kind]:.2f} %, {choices[kind].sentence()}")
+        progress.show(f"{task.name}: {kind} k-NN {neighbours[kind]:.2f} %, {choices[kind].sentence()}")
     write_heads(outputs.heads, choices)
     chosen = choices["pretrained"]
     actual, predicted = test.column("label"), chosen.predictions[chosen.best()]

@@ -7,7 +7,7 @@ from itertools import islice
 
 import numpy as np
 
-from components import tracking
+from components import progress
 from components.images import store
 from components.prepare.check import Checked, check
 from components.prepare.contract import DatasetParams
@@ -27,7 +27,7 @@ class Intake:
         self.classes: dict[str, dict[str, int]] = {}  # images of each class, by split
         self._name, self._listing, self._params, self._threads = name, listing, params, threads
         total = sum(len(items) for items in listing.splits.values())
-        self._meter = tracking.Meter(f"prepare {name}", total, "images")
+        self._meter = progress.Meter(f"prepare {name}", total, "images")
         self._histogram = np.zeros((3, 256), np.int64)
 
     def rows(self, split: str) -> Iterator[store.Row]:

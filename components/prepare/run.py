@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from components import tracking
+from components import progress, tracking
 from components.images import store
 from components.prepare import sheet
 from components.prepare.contract import (
@@ -43,7 +43,7 @@ def run(params: PrepareParams, inputs: PrepareInputs, outputs: PrepareOutputs) -
     tracking.log_figure(outputs.sheet)
     mebibytes = round(intake.bytes / 2**20, 3)
     skipped = f", {len(intake.skipped)} skipped (listed in card.json)" if intake.skipped else ""
-    tracking.progress(f"prepare {name}: {intake.images} images, {mebibytes:.1f} MiB{skipped}, in {outputs.dataset}")
+    progress.show(f"prepare {name}: {intake.images} images, {mebibytes:.1f} MiB{skipped}, in {outputs.dataset}")
     return PrepareMetrics(
         images=intake.images, classes=len(listing.classes), mebibytes=mebibytes, skipped=len(intake.skipped)
     )
@@ -68,7 +68,7 @@ def _raw(name: str, dataset: DatasetParams, source: Path, output: Path) -> Itera
     sizes = {"shapes": {"scenes": dataset.scenes}, "shapes_video": {"clips": dataset.clips}}.get(dataset.format, {})
     folder = output.parent / f".{output.name}.raw"
     remove(folder)
-    tracking.progress(f"prepare {name}: making it from seed {dataset.seed}")
+    progress.show(f"prepare {name}: making it from seed {dataset.seed}")
     try:
         generator.generate(folder, seed=dataset.seed, **sizes)
         yield folder

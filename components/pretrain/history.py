@@ -14,7 +14,7 @@ from typing import Any
 
 import ray.train
 
-from components import tracking
+from components import progress, tracking
 
 Row = Mapping[str, float]  # not from `loop`: the controller process should start without torch and timm
 
@@ -73,7 +73,7 @@ def _show(row: Row, steps: int) -> None:
     tracking.log_metrics(curves, step=int(row["step"]))
     done, rate = int(row["step"]), row["images_per_second"]
     per_step = row["seconds_per_step"]
-    tracking.progress(
+    progress.show(
         f"step {done}/{steps}, epoch {row['epoch']:.1f}, loss {row['loss']:.4f}, effective rank {row['effective_rank']:.1f}, "
         f"{rate:.0f} images/s, {_duration((steps - done) * per_step)} left"
     )

@@ -19,7 +19,7 @@ from ray._private import services  # noqa: E402
 from ray.train import CheckpointConfig, Result, RunConfig, ScalingConfig, WorkerGroupError  # noqa: E402
 from ray.train.torch import TorchTrainer  # noqa: E402
 
-from components import tracking  # noqa: E402
+from components import progress, tracking  # noqa: E402
 from components.figures import curves  # noqa: E402
 from components.images.store import Store  # noqa: E402
 from components.mim import weights  # noqa: E402
@@ -48,7 +48,7 @@ def run(params: PretrainParams, inputs: PretrainInputs, outputs: PretrainOutputs
     mark = fingerprint("pretrain", params, inputs)
     folder = outputs.work / mark
     folder.mkdir(parents=True, exist_ok=True)
-    tracking.progress(f"{steps} steps of {params.optimisation.global_batch_size} images; resume state in {folder}")
+    progress.show(f"{steps} steps of {params.optimisation.global_batch_size} images; resume state in {folder}")
     with _lock(folder), _cluster(params.scale), following(folder / "history.jsonl", steps, _log_curves):
         _show_masks(params, store, outputs)
         trainer = TorchTrainer(

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from components import tracking
+from components import progress
 from components.mim import keys, schedules
 from components.probe.params import HeadParams
 
@@ -175,5 +175,5 @@ def fit(
                 group.step(batch[group.features], targets[rows], factor)
             if time.monotonic() - spoken > SECONDS_BETWEEN_LINES:
                 spoken = time.monotonic()
-                tracking.progress(f"{where}: {len(heads)} heads, epoch {epoch + 1}/{epochs}")
+                progress.show(f"{where}: {len(heads)} heads, epoch {epoch + 1}/{epochs}")
     return Heads(heads, groups)

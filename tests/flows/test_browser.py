@@ -167,6 +167,22 @@ def test_from_the_form_to_the_comparison(up: Any, page: Any) -> None:
     }
     assert states["pretrain"] == states["davis"] == states["report"] == "Ran"
 
+    # What a person saw meanwhile, and the figures that each child has.
+    found = post(prefect, "artifacts/latest/filter", {"artifacts": {"key": {"any_": ["progress-pretrain"]}}})
+    (line,) = [one["description"] for one in found]
+    assert re.fullmatch(r"step (\d+)/\1, epoch [\d.]+, loss [\d.]+, .*\d+ images/s, 0 s left", line), line
+    parent = rows["noise-0.4"].info.run_id
+    made = {
+        run.info.run_name: run.info.run_id
+        for run in client.search_runs(["1"], f"tags.`mlflow.parentRunId` = '{parent}'")
+    }
+    figures = {name: {file.path for file in client.list_artifacts(made[name])} for name in made}
+    assert figures["pretrain"] >= {"curves.png", "pretrain_masks.png"}
+    assert figures["davis"] >= {"davis.png"} and figures["linear_probe/digits"] >= {"confusion.png"}
+    assert figures["clevr"] >= {"count_confusion.png", "distance_confusion.png"}
+    sheets = client.search_runs(["1"], "tags.stage = 'prepare/shapes'")
+    assert "shapes.png" in {file.path for file in client.list_artifacts(sheets[0].info.run_id)}
+
     # From the report in Prefect's UI to MLflow's comparison, by its links.
     page.get_by_text("Artifacts", exact=True).first.click()
     picture(page, "prefect-artifacts")
