@@ -18,8 +18,6 @@ ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "docker"
 FILES = ("compose.yaml", "compose.gpu.yaml", "compose.data.yaml")
 VARIABLE = re.compile(r"\$\{(\w+)")
-REQUIRED = ("STOP_PROJECT", "POSTGRES_PASSWORD", "RAY_AUTH_TOKEN")
-SET = {"STOP_PROJECT": "/srv/stop", "POSTGRES_PASSWORD": "a", "RAY_AUTH_TOKEN": "b", "STOP_DATA": "/srv/images"}
 RAY = ("ray-head", "ray-worker", "runner")
 
 Services = dict[str, dict[str, Any]]

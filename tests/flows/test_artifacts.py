@@ -61,15 +61,18 @@ def test_a_server_that_is_away_costs_a_warning(
         return create(*arguments, **options)
 
     monkeypatch.setattr(artifacts, "create_progress_artifact", unreachable)
+    monkeypatch.setattr(artifacts, "create_markdown_artifact", unreachable)
 
     @flow(name="away")
     def run() -> None:
         progress = artifacts.Progress("davis")
         progress.line("davis: 1/2 frames, 1 frames/s, 1 s left")
+        artifacts.publish("the-run", "# The report", [], [])
         away[0] = False
         progress.line("davis: 2/2 frames, 1 frames/s, 0 s left")
         progress.end()
 
     run()
     assert "did not take the progress of davis: ConnectError" in caplog.text
+    assert "did not take the report of the-run: ConnectError" in caplog.text
     assert shown("progress-davis")[-1].data == 100

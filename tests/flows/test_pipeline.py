@@ -48,9 +48,9 @@ def task_states(run_name: str) -> dict[str, str]:
         }
 
 
-def run(toy, name: str, targets: tuple[str, ...] = (), parallel: int = 2) -> str:
+def run(toy, name: str, targets: tuple[str, ...] = (), parallel: int = 2, force: bool = False) -> str:
     with contextlib.chdir(toy.root):
-        report: str = pipeline.with_options(flow_run_name=name)(stages=list(targets), parallel=parallel)
+        report: str = pipeline.with_options(flow_run_name=name)(stages=list(targets), parallel=parallel, force=force)
     return report
 
 
@@ -81,6 +81,17 @@ def test_two_runs_in_parallel_then_cached(tracked, prefect) -> None:
     assert first.data.params == second.data.params
     assert first.data.params["davis.radius"] == str(read_yaml(tracked.root / "params/davis.yaml")["radius"])
     assert {row.info.status for row in (first, second)} == {"FINISHED"}
+
+
+def test_force_is_for_the_chosen_stages_and_the_row_has_the_values_of_the_start(tracked, prefect) -> None:
+    edit = "sed -i 's/^radius: .*/radius: 99/' params/davis.yaml"  # as a person does who prepares the next run
+    tracked.script("clevr", text(tracked, "clevr") + edit)
+    radius = str(read_yaml(tracked.root / "params/davis.yaml")["radius"])
+    run(tracked, "first", ("clevr",))
+    run(tracked, "forced", ("clevr",), force=True)
+    assert task_states("forced") == {"prepare@shapes": "Cached", "clevr": "Ran"} | CHECKED
+    forced, first = parents(tracked)
+    assert (first.data.params["davis.radius"], forced.data.params["davis.radius"]) == (radius, "99")
 
 
 def test_the_limit_holds_targets_select_and_git_is_not_needed(tracked, prefect) -> None:

@@ -83,10 +83,11 @@ def test_up_twice_status_and_down(
         os.kill(up["mlflow"].pid, signal.SIGKILL)
         psutil.wait_procs([psutil.Process(up["mlflow"].pid)], timeout=30)
         assert "mlflow" in (told := make(root, "status").stdout) and "not running" in told
-        third = make(root, "up", **ports)
+        third = make(root, "up")  # no port given: where it was
         assert third.returncode == 0, third.stderr
         again = services.running(root)
-        assert again["prefect"] == up["prefect"] and again["mlflow"] != up["mlflow"]
+        assert again["prefect"] == up["prefect"] and again["mlflow"].pid != up["mlflow"].pid
+        assert again["mlflow"].port == ports["MLFLOW_PORT"]
         tree += [one.pid for one in again.values()]
         tree += [run_that_hangs(with_recipe, ports["PREFECT_PORT"], until)]
     finally:
