@@ -129,11 +129,12 @@ def test_a_process_of_the_same_number_is_not_taken_for_ours() -> None:
     me = psutil.Process()
     assert Started(me.pid, me.create_time(), 0).process() == me
     assert Started(me.pid, me.create_time() - 100, 0).process() is None
-    with subprocess.Popen(["sleep", "600"], start_new_session=True) as foreign:
-        created = psutil.Process(foreign.pid).create_time()
-        assert [one.pid for one in Started(foreign.pid, created, 0).session()] == [foreign.pid]
-        assert Started(foreign.pid, created - 100, 0).session() == []
-        foreign.kill()
+    foreign = subprocess.Popen(["sleep", "600"], start_new_session=True)
+    created = psutil.Process(foreign.pid).create_time()
+    ours, earlier = Started(foreign.pid, created, 0).session(), Started(foreign.pid, created - 100, 0).session()
+    foreign.kill()
+    foreign.wait()
+    assert ([one.pid for one in ours], earlier) == ([foreign.pid], [])
 
 
 @pytest.mark.parametrize(
