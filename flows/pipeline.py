@@ -16,8 +16,6 @@ from flows.check import check
 from flows.command import Lifeline
 from flows.stage import Run, run_stage, terminal
 
-AWAKE_S = 0.5
-
 
 class StageFailedError(RuntimeError):
     """At least one stage failed; the run has been recorded and reported."""
@@ -114,8 +112,7 @@ def run_stages(nodes: Sequence[graph.Node], run: Run, parallel: int) -> list[dic
             futures[node.name] = future
             running.add(future.wrapped_future)
             waiting.remove(node)
-        # Awake now and then: a Ctrl-C that another thread received, or that came while this one fell asleep, wakes nobody.
-        running = concurrent.futures.wait(running, AWAKE_S, concurrent.futures.FIRST_COMPLETED).not_done
+        running = concurrent.futures.wait(running, return_when=concurrent.futures.FIRST_COMPLETED).not_done
     for future in futures.values():
         future.wait()  # at once; it fetches the final state with its data
     return [summary.row(node.name, futures[node.name].state) for node in nodes]

@@ -3,6 +3,7 @@
 import atexit
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -111,6 +112,14 @@ def _toy(root: Path) -> Toy:
     subprocess.run([*git, "add", "."], check=True)
     subprocess.run([*git, "commit", "-q", "-m", "toy"], check=True)
     return toy
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _terminal() -> Iterator[None]:
+    """SIGINT as at a terminal: a shell that starts the tests in the background (`.ci/run &`) has it ignored, here and in all children."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture(scope="session")

@@ -5,8 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -146,30 +144,6 @@ def test_bad_input_stops_before_any_stage(toy, prefect) -> None:
         run(toy, "none", parallel=0)
     assert not (toy.root / "logs").exists()
     assert not (toy.root / "mlflow.db").exists()
-
-
-def test_ctrl_c_that_does_not_wake_the_main_thread_ends_the_run_too(
-    tracked, prefect, alive: Callable[[list[int]], list[int]], until: Callable[[Callable[[], object]], None]
-) -> None:
-    tracked.script("prepare", "echo pid $$\nsleep 60")
-    log, stages, sent = tracked.root / "logs/pressed/prepare@shapes.log", list[int](), list[float]()
-
-    def press() -> None:
-        until(lambda: log.exists() and "\npid " in log.read_text())
-        stages.append(int(log.read_text().partition("\npid ")[2].split()[0]))
-        sent.append(time.monotonic())
-        signal.pthread_kill(
-            threading.get_ident(), signal.SIGINT
-        )  # this thread gets it; Python handles it in the main one
-
-    presser = threading.Thread(target=press)
-    presser.start()
-    with pytest.raises(KeyboardInterrupt):
-        run(tracked, "pressed", ("prepare@shapes",))
-    presser.join()
-    assert time.monotonic() - sent[0] < 40  # well before the stage's own end
-    assert not alive(stages)
-    assert parents(tracked)[0].info.status == "KILLED"
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
