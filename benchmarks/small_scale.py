@@ -55,7 +55,8 @@ def one_seed(recipe: dict[str, dict[str, Any]], seed: int, folder: Path) -> dict
     stage(
         folder, "pretrain", "--dataset", str(data / recipe["pretrain"]["dataset"]), *encoder, "--predictor",
         "predictor.safetensors", "--state", "state.pt", "--history", "pretrain.csv",
-        "--masks", "masks.png", "--work", "work",
+        "--spectrum", "spectrum.csv", "--masks", "masks.png", "--init", str(ROOT / recipe["pretrain"]["init"]["path"]),
+        "--work", "work",
     )  # fmt: skip
     stage(
         folder, "linear_probe", "--member", "cifar10", "--dataset", str(data / "cifar10"), *encoder, "--confusion",

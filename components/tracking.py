@@ -103,6 +103,12 @@ def log_metrics(values: Mapping[str, float], step: int) -> None:
         _open.metrics(values, step)
 
 
+def log_tags(values: Mapping[str, str]) -> None:
+    """Sets tags on the open stage's MLflow run; nothing happens outside one."""
+    if _open is not None:
+        _open.tags(values)
+
+
 def log_figure(path: Path) -> None:
     """Attaches a figure or table to the open stage's MLflow run; nothing happens outside one."""
     if _open is not None:

@@ -16,7 +16,9 @@ from components.mim.weights import build
 
 def test_features_follow_the_rows_and_the_layers(toy_images: Path) -> None:
     config = EncoderConfig(image_size=16, patch_size=4, width=24, layers=3, heads=2)
-    predictor = PredictorConfig(encoder_width=24, width=8, layers=1, heads=1, mask_token=True, bias_on_noise=False)
+    predictor = PredictorConfig(
+        encoder_width=24, output_width=24, width=8, layers=1, heads=1, mask_token=True, bias_on_noise=False
+    )
     encoder = build(config, predictor, 0, "fan_in").encoder.eval()
     store, rows = Store(toy_images, "test"), [5, 2, 9]
     transform = partial(direct_resize, height=16, width=24)
@@ -38,7 +40,9 @@ def test_features_follow_the_rows_and_the_layers(toy_images: Path) -> None:
 def test_any_grid_and_context_only(toy_images: Path) -> None:
     """Positions are closed-form: visible patches of a wide image get the tokens' own positions."""
     config = EncoderConfig(image_size=16, patch_size=4, width=24, layers=1, heads=2)
-    predictor = PredictorConfig(encoder_width=24, width=8, layers=1, heads=1, mask_token=True, bias_on_noise=False)
+    predictor = PredictorConfig(
+        encoder_width=24, output_width=24, width=8, layers=1, heads=1, mask_token=True, bias_on_noise=False
+    )
     encoder = build(config, predictor, 0, "fixed").encoder
     images = torch.randn(2, 3, 8, 40, generator=torch.Generator().manual_seed(0))
     indices = torch.tensor([[3, 17], [0, 19]])

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import Image, ImageFilter
 from torch import Tensor
 
 from components.mim import keys
@@ -58,3 +58,23 @@ def random_crop(
     box = (left, top, min(left + width, image.width), min(top + height, image.height))
     pixels = np.asarray(image.resize((size, size), Image.Resampling.BICUBIC, box=box))
     return pixels[:, ::-1] if flip and draws_5[4] < 0.5 else pixels
+
+
+def colour_draws(seed: int, epoch: int, indices_B: NDArray[np.int64]) -> NDArray[np.float32]:
+    """Three uniform draws [B, 3] for each image of an epoch, by its index in the dataset: what `degrade` consumes."""
+    return keys.uniform(keys.key(seed, "colour", epoch), torch.from_numpy(indices_B), 3).numpy()
+
+
+def degrade(pixels: Pixels, draws_3: NDArray[np.float32], *, grayscale: float, blur: float) -> Pixels:
+    """The crop without its colour for a share `grayscale`, then blurred for a share `blur`: uint8 [H, W, 3].
+
+    The released StoP recipe has 0.2 and 0.5; the blur is Gaussian with a radius of 0.1 to 2 pixels.
+    """
+    if draws_3[0] >= grayscale and draws_3[1] >= blur:
+        return pixels
+    image = Image.fromarray(pixels)
+    if draws_3[0] < grayscale:
+        image = image.convert("L").convert("RGB")
+    if draws_3[1] < blur:
+        image = image.filter(ImageFilter.GaussianBlur(0.1 + 1.9 * float(draws_3[2])))
+    return np.asarray(image)

@@ -1,26 +1,33 @@
-"""The Vision Transformer encoder (context and target): patches in, one token per patch out, no class token."""
+"""The Vision Transformer encoder (context and target): patches in, one token per patch out."""
 
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
+import torch
 from timm.layers import PatchEmbed
 from timm.models.vision_transformer import Block
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
-from components.mim.positions import sincos
+from components.mim.positions import learned_positions, sincos
+
+Layer = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True, kw_only=True)
 class EncoderConfig:
     """Architecture of an encoder, stored in its file. `image_size` is what it was pretrained at; it accepts any multiple of
-    the patch size."""
+    the patch size. Learned positions are a table for that size, resampled for other grids."""
 
     image_size: int
     patch_size: int
     width: int
     layers: int
     heads: int
+    class_token: bool = False
+    positions: Literal["sincos", "learned"] = "sincos"
 
     def as_dict(self) -> dict[str, Any]:
         """The fields by name."""
@@ -33,7 +40,7 @@ def layer_norm(width: int) -> nn.LayerNorm:
 
 
 def transformer_layers(width: int, heads: int, layers: int) -> nn.ModuleList:
-    """`layers` pre-norm layers: qkv bias, GELU, MLP ratio 4."""
+    """`layers` pre-norm layers: qkv bias, GELU, MLP ratio 4, attention by `scaled_dot_product_attention`."""
     return nn.ModuleList(
         Block(width, heads, mlp_ratio=4.0, qkv_bias=True, norm_layer=partial(nn.LayerNorm, eps=1e-6))
         for _ in range(layers)
@@ -45,17 +52,45 @@ def gather(tokens_BND: Tensor, indices_BK: Tensor) -> Tensor:
     return tokens_BND.gather(1, indices_BK.unsqueeze(-1).expand(-1, -1, tokens_BND.shape[-1]))
 
 
-class Encoder(nn.Module):
-    """ViT on images [B, C, H, W] with sin-cos positions in closed form for any grid."""
+class LayerStack(nn.Module):
+    """Runs transformer layers; with `checkpointing` a layer's activations are computed again in the backward pass."""
 
-    def __init__(self, config: EncoderConfig) -> None:
-        super().__init__()
-        self.config = config
-        self.patch_embed = PatchEmbed(
-            img_size=None, patch_size=config.patch_size, in_chans=3, embed_dim=config.width, strict_img_size=False
-        )
-        self.blocks = transformer_layers(config.width, config.heads, config.layers)
-        self.norm = layer_norm(config.width)
+    checkpointing = False
+
+    def through(self, layers: Iterator[Layer] | nn.ModuleList, tokens_BND: Tensor) -> Tensor:
+        """The last of `each`."""
+        *_, last = self.each(layers, tokens_BND)
+        return last
+
+    def each(self, layers: Iterator[Layer] | nn.ModuleList, tokens_BND: Tensor) -> Iterator[Tensor]:
+        """The tokens after each layer."""
+        for layer in layers:
+            if self.checkpointing and torch.is_grad_enabled():
+                tokens_BND = checkpoint(layer, tokens_BND, use_reentrant=False)
+            else:
+                tokens_BND = layer(tokens_BND)
+            yield tokens_BND
+
+
+class VisionEncoder(LayerStack):
+    """What every encoder here can do, our own and those of timm. C prefix tokens (class, registers) stand before the patches."""
+
+    config: Any
+    """`image_size`, `patch_size`, `width`, `layers`, `heads` and `as_dict()`."""
+    prefix: int
+    """C, the number of prefix tokens."""
+
+    def embed(self, images_BCHW: Tensor, indices_BK: Tensor | None = None) -> Tensor:
+        """Prefix tokens and patch projections with their positions: [B, C+N, D], or [B, C+K, D] at `indices_BK`."""
+        raise NotImplementedError
+
+    def stack(self, grid: tuple[int, int], indices_BK: Tensor | None) -> Iterator[Layer] | nn.ModuleList:
+        """The layers, made ready for the visible patches of a grid."""
+        raise NotImplementedError
+
+    def normed(self, tokens_BND: Tensor) -> Tensor:
+        """The final norm."""
+        raise NotImplementedError
 
     def grid(self, height: int, width: int) -> tuple[int, int]:
         """The patch grid (h, w) of an image. Raises ValueError unless the patch size divides both sides."""
@@ -64,26 +99,60 @@ class Encoder(nn.Module):
             raise ValueError(f"image is {height}×{width} pixels; both sides must be multiples of the patch size {size}")
         return height // size, width // size
 
-    def embed(self, images_BCHW: Tensor, indices_BK: Tensor | None = None) -> Tensor:
-        """Patch projection plus position: [B, N, D], or [B, K, D] at `indices_BK`."""
-        h, w = self.grid(*images_BCHW.shape[-2:])
-        tokens: Tensor = self.patch_embed(images_BCHW)
-        tokens = tokens + sincos(h, w, self.config.width).to(tokens)
-        return tokens if indices_BK is None else gather(tokens, indices_BK)
+    def tokens(self, images_BCHW: Tensor, indices_BK: Tensor | None = None) -> Tensor:
+        """Normed prefix and patch tokens: [B, C+N, D], or [B, C+K, D] when only `indices_BK` are visible."""
+        layers = self.stack(self.grid(*images_BCHW.shape[-2:]), indices_BK)
+        return self.normed(self.through(layers, self.embed(images_BCHW, indices_BK)))
 
     def forward(self, images_BCHW: Tensor, indices_BK: Tensor | None = None) -> Tensor:
         """Normed tokens of all patches [B, N, D], or of the visible ones only [B, K, D]."""
-        tokens = self.embed(images_BCHW, indices_BK)
-        for layer in self.blocks:
-            tokens = layer(tokens)
-        return self.norm(tokens)  # type: ignore[no-any-return]
+        return self.tokens(images_BCHW, indices_BK)[:, self.prefix :]
 
-    def layer_tokens(self, images_BCHW: Tensor, last: int) -> list[Tensor]:
-        """Outputs of the `last` layers, earliest first, the final norm applied to each: `last` times [B, N, D]."""
-        if not 1 <= last <= len(self.blocks):
-            raise ValueError(f"last is {last}; this encoder has {len(self.blocks)} layers")
-        tokens, outputs = self.embed(images_BCHW), []
-        for layer in self.blocks:
-            tokens = layer(tokens)
-            outputs.append(tokens)
-        return [self.norm(output) for output in outputs[-last:]]
+    def layer_tokens(self, images_BCHW: Tensor, last: int, normed: bool = True) -> list[Tensor]:
+        """Patch tokens after each of the `last` layers, earliest first, the final norm applied to each: `last` × [B, N, D]."""
+        depth = self.config.layers
+        if not 1 <= last <= depth:
+            raise ValueError(f"last is {last}; this encoder has {depth} layers")
+        layers = self.stack(self.grid(*images_BCHW.shape[-2:]), None)
+        outputs = list(self.each(layers, self.embed(images_BCHW)))[-last:]
+        return [(self.normed(output) if normed else output)[:, self.prefix :] for output in outputs]
+
+
+class Encoder(VisionEncoder):
+    """The plain ViT of I-JEPA, StoP, MAE, MoCo v3, DINO and iBOT, on images [B, C, H, W] of any grid."""
+
+    def __init__(self, config: EncoderConfig) -> None:
+        super().__init__()
+        self.config: EncoderConfig = config
+        self.prefix = int(config.class_token)
+        self.patch_embed = PatchEmbed(
+            img_size=None, patch_size=config.patch_size, in_chans=3, embed_dim=config.width, strict_img_size=False
+        )
+        if config.class_token:
+            self.class_token = nn.Parameter(torch.zeros(1, 1, config.width))
+        if config.positions == "learned":
+            side = config.image_size // config.patch_size
+            self.positions = nn.Parameter(torch.zeros(1, side * side, config.width))
+        self.blocks = transformer_layers(config.width, config.heads, config.layers)
+        self.norm = layer_norm(config.width)
+
+    def embed(self, images_BCHW: Tensor, indices_BK: Tensor | None = None) -> Tensor:
+        """Class token (its position is 0) and patch projections plus positions: [B, C+N, D], or [B, C+K, D]."""
+        h, w = self.grid(*images_BCHW.shape[-2:])
+        tokens: Tensor = self.patch_embed(images_BCHW)
+        if self.config.positions == "learned":
+            tokens = tokens + learned_positions(self.positions, h, w).to(tokens.dtype)
+        else:
+            tokens = tokens + sincos(h, w, self.config.width).to(tokens)
+        tokens = tokens if indices_BK is None else gather(tokens, indices_BK)
+        if self.prefix:
+            tokens = torch.cat([self.class_token.to(tokens.dtype).expand(len(tokens), -1, -1), tokens], dim=1)
+        return tokens
+
+    def stack(self, grid: tuple[int, int], indices_BK: Tensor | None) -> nn.ModuleList:
+        """Plain layers: positions were added once, in `embed`."""
+        return self.blocks
+
+    def normed(self, tokens_BND: Tensor) -> Tensor:
+        """The final LayerNorm."""
+        return self.norm(tokens_BND)  # type: ignore[no-any-return]

@@ -1,7 +1,9 @@
 """The patch grid and what masks fit on it, in pure Python, so that a contract can check a params file in milliseconds."""
 
 import math
-from typing import NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
+
+Sampler = Literal["multiblock", "legacy", "random"]
 
 CONTEXT_FRACTION = 0.75
 """Share of the expected number of free context patches that every image of a step keeps. The reference cuts a batch to its
@@ -18,6 +20,7 @@ class Size(NamedTuple):
 class MaskSettings(Protocol):
     """What a mask sampler must know; `pretrain.masks` in the params."""
 
+    sampler: Sampler
     target_blocks: int
     target_scale_min: float
     target_scale_max: float
@@ -26,6 +29,7 @@ class MaskSettings(Protocol):
     context_scale_min: float
     context_scale_max: float
     min_context: int
+    hidden_ratio: float
 
 
 def patch_grid(image_size: int, patch_size: int) -> Size:
@@ -92,18 +96,66 @@ def _cover(length: int, block: int) -> list[float]:
     return [(min(cell, length - block) - max(cell - block + 1, 0) + 1) / places for cell in range(length)]
 
 
+def legacy_size(grid: Size, scale: float, aspect: float) -> Size:
+    """A block of the reference's sampler: its area is rounded down first, and it never fills the grid in either direction."""
+    area = int(grid.h * grid.w * scale)
+    h, w = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
+    return Size(min(h, grid.h - 1), min(w, grid.w - 1))
+
+
+def legacy_target(grid: Size, masks: MaskSettings, draw: float) -> Size:
+    """The reference's target block for one uniform draw, which drives scale and aspect alike: larger ones are taller."""
+    scale = masks.target_scale_min + draw * (masks.target_scale_max - masks.target_scale_min)
+    return legacy_size(
+        grid, scale, masks.target_aspect_min + draw * (masks.target_aspect_max - masks.target_aspect_min)
+    )
+
+
+def random_context(grid: Size, masks: MaskSettings) -> int:
+    """K of MAE's random masks: the share that is not hidden, rounded down."""
+    return int(grid.h * grid.w * (1.0 - masks.hidden_ratio))
+
+
 def check_masks(grid: Size, masks: MaskSettings) -> int:
-    """The smallest context the settings can draw on this grid. Raises ValueError when it is below `masks.min_context`."""
-    context = context_size(grid, masks.context_scale_min)
-    sizes = target_sizes(grid, masks)
-    # Larger blocks leave less, in either direction: blocks that cover all of these sizes bound every mix of them.
-    largest = Size(max(size.h for size in sizes), max(size.w for size in sizes))
-    worst = context_length(grid, context, [largest] * masks.target_blocks)
+    """The smallest context the settings can draw on this grid. Raises ValueError when it is below `masks.min_context`.
+
+    What passes can be drawn in a bounded number of attempts, with any sampler.
+    """
+    where = f"masks on a {grid.h}×{grid.w} patch grid"
+    if masks.sampler == "random":
+        worst = random_context(grid, masks)
+        cause = f"hidden_ratio {masks.hidden_ratio}"
+        way_out = "a lower hidden_ratio"
+    elif masks.sampler == "legacy":
+        return _check_legacy(grid, masks, where)
+    else:
+        context = context_size(grid, masks.context_scale_min)
+        sizes = target_sizes(grid, masks)
+        # Larger blocks leave less, in either direction: blocks that cover all of these sizes bound every mix of them.
+        largest = Size(max(size.h for size in sizes), max(size.w for size in sizes))
+        worst = context_length(grid, context, [largest] * masks.target_blocks)
+        cause = (
+            f"{masks.target_blocks} target blocks of scale up to {masks.target_scale_max}, context scale from "
+            f"{masks.context_scale_min}"
+        )
+        way_out = "fewer or smaller target blocks"
     if worst < masks.min_context:
         raise ValueError(
-            f"masks on a {grid.h}×{grid.w} patch grid leave as few as {max(worst, 0)} context patches "
-            f"({masks.target_blocks} target blocks of scale up to {masks.target_scale_max}, context scale from "
-            f"{masks.context_scale_min}); min_context asks for {masks.min_context}. Use a larger image_size or a smaller "
-            f"patch_size, fewer or smaller target blocks, or a lower min_context"
+            f"{where} leave as few as {max(worst, 0)} context patches ({cause}); min_context asks for {masks.min_context}. Use a "
+            f"larger image_size or a smaller patch_size, {way_out}, or a lower min_context"
         )
     return worst
+
+
+def _check_legacy(grid: Size, masks: MaskSettings, where: str) -> int:
+    """The reference draws a block again until it has more than `min_context` patches, which may be never."""
+    blocks = [legacy_target(grid, masks, i / 64) for i in range(65)]
+    blocks.append(legacy_size(grid, masks.context_scale_min, 1.0))
+    least = min(max(block.h, 0) * max(block.w, 0) for block in blocks)
+    if least <= masks.min_context:
+        raise ValueError(
+            f"{where} with sampler legacy have blocks of {least} patches; they need more than min_context, {masks.min_context}, or "
+            f"the reference's sampler never ends. Use a larger image_size, a smaller patch_size, a lower min_context, or sampler "
+            f"multiblock"
+        )
+    return masks.min_context + 1

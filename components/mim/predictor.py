@@ -1,73 +1,91 @@
-"""The predictor: from context tokens and stochastic positions to the target's features (Algorithm 1, lines 9–13)."""
+"""The predictor: from context tokens and stochastic positions to the target (Algorithm 1, lines 9–13)."""
 
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from components.mim.encoder import gather, layer_norm, transformer_layers
-from components.mim.positions import sincos
+from components.mim.encoder import LayerStack, layer_norm, transformer_layers
+from components.mim.positions import Covariance, learned_positions, sincos
 
 
 @dataclass(frozen=True, kw_only=True)
 class PredictorConfig:
-    """Architecture of a predictor and the form of its masked tokens.
+    """Architecture of a predictor and the form of its tokens.
 
     `mask_token` adds the learned m̃ (the paper); `bias_on_noise` sends the noise through A *and* b (the released code, which
-    has no live m̃).
+    has no live m̃). `grid_side` is the side of the grid that learned positions are a table for. `output_width` is that of
+    one target: D for features, p·p·3 for pixels.
     """
 
     encoder_width: int
+    output_width: int
     width: int
     layers: int
     heads: int
     mask_token: bool
     bias_on_noise: bool
+    covariance: Covariance = "learned"
+    positions: Literal["sincos", "learned"] = "sincos"
+    grid_side: int = 0
+    passes: Literal["block", "joint"] = "block"
+    low_resolution: bool = False
 
     def as_dict(self) -> dict[str, Any]:
         """The fields by name."""
         return asdict(self)
 
 
-class Predictor(nn.Module):
+class Predictor(LayerStack):
     """A narrow ViT over context and masked tokens. `embed` is A and b: context features and noise pass through the same A."""
 
     def __init__(self, config: PredictorConfig) -> None:
         super().__init__()
         self.config = config
         self.embed = nn.Linear(config.encoder_width, config.width)
+        if config.covariance == "untied":
+            self.noise_embed = nn.Linear(config.encoder_width, config.width, bias=False)
         if config.mask_token:
-            self.mask_token = nn.Parameter(torch.empty(1, 1, config.width))
+            self.mask_token = nn.Parameter(torch.zeros(1, 1, config.width))
+        if config.positions == "learned":
+            self.positions = nn.Parameter(torch.zeros(1, config.grid_side**2, config.width))
         self.blocks = transformer_layers(config.width, config.heads, config.layers)
         self.norm = layer_norm(config.width)
-        self.head = nn.Linear(config.width, config.encoder_width)
+        self.head = nn.Linear(config.width, config.output_width)
+        if config.low_resolution:
+            self.low_head = nn.Linear(config.width, config.output_width)
 
-    def masked_tokens(self, positions_BTP: Tensor, noise_BTD: Tensor | None) -> Tensor:
+    def position_table(self, grid: tuple[int, int]) -> Tensor:
+        """ψ of every patch: [N, P]."""
+        if self.config.positions == "learned":
+            return learned_positions(self.positions, *grid)[0]
+        return sincos(*grid, self.config.width).to(self.embed.weight.device)
+
+    def stray(self, noise: Tensor) -> Tensor:
+        """What noise moves a token by [B, T, P]: A·n; N·n when untied; n itself when the covariance is fixed."""
+        if self.config.covariance == "fixed":
+            return noise
+        return functional.linear(noise, (self.noise_embed if self.config.covariance == "untied" else self.embed).weight)
+
+    def masked_tokens(self, positions_BTP: Tensor, noise: Tensor | None) -> Tensor:
         """m = ψ + A·n + m̃ [B, T, P]. Without noise the prediction is deterministic: m = ψ + m̃."""
         tokens = positions_BTP
-        if noise_BTD is not None:
-            tokens = tokens + functional.linear(noise_BTD, self.embed.weight)
+        if noise is not None:
+            tokens = tokens + self.stray(noise)
         if self.config.bias_on_noise:
             tokens = tokens + self.embed.bias
         if self.config.mask_token:
             tokens = tokens + self.mask_token
         return tokens
 
-    def forward(
-        self,
-        context_BKD: Tensor,
-        context_BK: Tensor,
-        target_BT: Tensor,
-        grid: tuple[int, int],
-        noise_BTD: Tensor | None,
-    ) -> Tensor:
-        """Predicted features [B, T, D] of the patches `target_BT`, from the context tokens at `context_BK`."""
-        positions = sincos(*grid, self.config.width).to(context_BKD).expand(len(context_BKD), -1, -1)
-        context = self.embed(context_BKD) + gather(positions, context_BK)
-        masked = self.masked_tokens(gather(positions, target_BT), noise_BTD)
-        tokens = torch.cat([context, masked.to(context.dtype)], dim=1)
-        for layer in self.blocks:
-            tokens = layer(tokens)
-        return self.head(self.norm(tokens[:, context.shape[1] :]))  # type: ignore[no-any-return]
+    def context_tokens(self, encoded: Tensor, positions_BKP: Tensor) -> Tensor:
+        """c = ψ + A·s + b [B, C+K, P]; the C prefix tokens of the encoder have no position."""
+        prefix = encoded.shape[1] - positions_BKP.shape[1]
+        return self.embed(encoded) + functional.pad(positions_BKP, (0, 0, prefix, 0))  # type: ignore[no-any-return]
+
+    def forward(self, context: Tensor, masked_BTP: Tensor) -> Tensor:
+        """The normed states [B, T, P] of the masked tokens, which `head` turns into predictions."""
+        tokens = torch.cat([context, masked_BTP.to(context.dtype)], dim=1)
+        return self.norm(self.through(self.blocks, tokens)[:, context.shape[1] :])  # type: ignore[no-any-return]

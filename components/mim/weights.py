@@ -1,66 +1,36 @@
-"""Weights: the one initialisation, and files that describe themselves."""
+"""Weights: a fresh model, and files that describe themselves."""
 
 import json
-import math
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
-from torch import Tensor, nn
+from torch import Tensor
 
-from components.mim import keys
-from components.mim.encoder import Encoder, EncoderConfig
-from components.mim.model import MaskedImageModel
+from components.mim.encoder import Encoder, EncoderConfig, VisionEncoder
+from components.mim.initialise import WeightInit, initialise
+from components.mim.model import MaskedImageModel, Penalty
+from components.mim.objectives import Loss
 from components.mim.predictor import Predictor, PredictorConfig
-
-WeightInit = Literal["fixed", "fan_in"]
-
-
-def initialise(module: nn.Module, seed: int, weight_init: WeightInit) -> None:
-    """Draws every weight of `module`; nothing else assigns any.
-
-    | tensor                    | `fixed` (the references) | `fan_in`                                              |
-    |---------------------------|--------------------------|-------------------------------------------------------|
-    | Linear weight             | normal, std 0.02         | normal, std 0.55/√fan_in: the same at ViT-B's 768     |
-    | patch projection, A       | normal, std 0.02         | normal, std 1/√fan_in: content as loud as positions   |
-    | m̃                         | normal, std 0.02         | normal, std 0.02                                      |
-    | biases                    | 0                        | 0                                                     |
-    | LayerNorm                 | weight 1, bias 0         | weight 1, bias 0                                      |
-
-    Normals are cut at ±2. `fixed` starves narrow models: at width 192 a layer passes on half of what it does at 768, and
-    A·n is a tenth of ψ where the paper has a fifth, so that targets turn into positions.
-    """
-    for name, parameter in module.named_parameters():
-        generator = torch.Generator().manual_seed(keys.key(seed, "init", name))
-        with torch.no_grad():
-            if parameter.ndim == 1:
-                parameter.fill_(1.0 if "norm" in name and name.endswith("weight") else 0.0)
-            else:
-                std = 0.02 if weight_init == "fixed" else _fan_in_std(name, parameter)
-                parameter.copy_(_truncated_normal(parameter.shape, std, generator))
+from components.mim.timm_encoder import TimmConfig, TimmEncoder, untrained
 
 
-def _fan_in_std(name: str, parameter: Tensor) -> float:
-    if name.endswith("mask_token"):
-        return 0.02
-    into_the_sum_with_positions = name.endswith(("patch_embed.proj.weight", "predictor.embed.weight"))
-    return (1.0 if into_the_sum_with_positions else 0.55) / math.sqrt(parameter[0].numel())
-
-
-def _truncated_normal(shape: torch.Size, std: float, generator: torch.Generator) -> Tensor:
-    return nn.init.trunc_normal_(torch.empty(shape), std=std, a=-2.0, b=2.0, generator=generator)
-
-
-def build(encoder: EncoderConfig, predictor: PredictorConfig, seed: int, weight_init: WeightInit) -> MaskedImageModel:
+def build(
+    encoder: EncoderConfig,
+    predictor: PredictorConfig,
+    seed: int,
+    weight_init: WeightInit,
+    loss: Loss = "smooth_l1",
+    penalty: Penalty = Penalty("none", 0.0),  # noqa: B008 - immutable
+) -> MaskedImageModel:
     """A freshly initialised model."""
-    model = MaskedImageModel(Encoder(encoder), Predictor(predictor))
+    model = MaskedImageModel(Encoder(encoder), Predictor(predictor), loss, penalty)
     initialise(model, seed, weight_init)
     return model
 
 
-def save(path: Path, module: Encoder | Predictor, about: dict[str, Any]) -> None:
+def save(path: Path, module: VisionEncoder | Predictor, about: dict[str, Any]) -> None:
     """Writes `module` as safetensors that describe themselves: metadata `model` is JSON of its `config` and of `about`.
 
     One key, because safetensors writes several in random order, and equal weights should be equal files.
@@ -85,9 +55,9 @@ def read_about(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     return model["config"], model["about"]
 
 
-def load_encoder(path: Path) -> Encoder:
+def load_encoder(path: Path) -> VisionEncoder:
     """The encoder in `path`, frozen and in eval mode. Every tensor must fit."""
-    encoder = Encoder(EncoderConfig(**read_about(path)[0]))
+    encoder = _blank(path)
     encoder.load_state_dict(_tensors(path), strict=True)
     return encoder.eval().requires_grad_(False)
 
@@ -99,14 +69,28 @@ def load_predictor(path: Path) -> Predictor:
     return predictor.eval().requires_grad_(False)
 
 
-def untrained_encoder(path: Path) -> Encoder:
-    """The encoder in `path` as it was before its first step, drawn again from the seed it records."""
-    config, about = read_about(path)
-    predictor = PredictorConfig(
-        encoder_width=config["width"], width=4, layers=1, heads=1, mask_token=False, bias_on_noise=False
-    )
-    model = build(EncoderConfig(**config), predictor, about["seed"], about["weight_init"])
-    return model.encoder.eval().requires_grad_(False)
+def untrained_encoder(path: Path) -> VisionEncoder:
+    """The encoder in `path` as it was before its first step, drawn again from the seed it records.
+
+    For an imported one, what its architecture starts from.
+    """
+    about, encoder = read_about(path)[1], _blank(path)
+    if isinstance(encoder, TimmEncoder):
+        encoder = untrained(encoder.config, about["seed"])
+    else:
+        # As part of the model, since a draw depends on the tensor's name there.
+        initialise(encoder, about["seed"], about["weight_init"], "encoder.")
+    return encoder.eval().requires_grad_(False)
+
+
+def _blank(path: Path) -> VisionEncoder:
+    """An encoder of the architecture in `path`, without its weights. Raises ValueError for a file of another kind."""
+    config = read_about(path)[0]
+    if "encoder_width" in config:
+        raise ValueError(
+            f"{str(path)!r} holds a predictor; an encoder is needed here, such as models/encoder.safetensors"
+        )
+    return TimmEncoder(TimmConfig(**config)) if "model" in config else Encoder(EncoderConfig(**config))
 
 
 def _tensors(path: Path) -> dict[str, Tensor]:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from components.images.store import Store
-from components.images.transforms import crop_draws, random_crop
+from components.images.transforms import Pixels, colour_draws, crop_draws, degrade, random_crop
 from components.mim import keys
 from components.pretrain.contract import PretrainParams
 
@@ -62,21 +62,22 @@ class Batches:
                 yield batch
 
     def _decode(self, step: int) -> Batch:
-        indices = self.indices(step)
-        draws = crop_draws(self._params.seed, step // self._per_epoch, indices)
-        crop, size = self._params.augmentation, self._params.encoder.image_size
-        pixels = [
-            random_crop(
-                self._store.image(int(index)),
-                draw,
-                size=size,
-                scale_min=crop.crop_scale_min,
-                scale_max=crop.crop_scale_max,
-                flip=crop.flip,
-            )
-            for index, draw in zip(indices, draws, strict=True)
-        ]
+        indices, seed, epoch = self.indices(step), self._params.seed, step // self._per_epoch
+        draws = zip(indices, crop_draws(seed, epoch, indices), colour_draws(seed, epoch, indices), strict=True)
+        pixels = [self._augmented(int(index), crop_5, colour_3) for index, crop_5, colour_3 in draws]
         return Batch(torch.from_numpy(np.stack(pixels)), torch.from_numpy(self._places))
+
+    def _augmented(self, index: int, crop_5: NDArray[np.float32], colour_3: NDArray[np.float32]) -> Pixels:
+        chosen, size = self._params.augmentation, self._params.encoder.image_size
+        crop = random_crop(
+            self._store.image(index),
+            crop_5,
+            size=size,
+            scale_min=chosen.crop_scale_min,
+            scale_max=chosen.crop_scale_max,
+            flip=chosen.flip,
+        )
+        return degrade(crop, colour_3, grayscale=chosen.grayscale, blur=chosen.blur)
 
     def _order(self, epoch: int) -> NDArray[np.int64]:
         if getattr(self, "_epoch", None) != epoch:

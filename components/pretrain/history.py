@@ -51,7 +51,7 @@ def following(path: Path, steps: int, draw: Callable[[Sequence[Row]], None]) -> 
 
 
 def _follow(path: Path, steps: int, draw: Callable[[Sequence[Row]], None], stop: threading.Event) -> None:
-    rows, buffer, due = list[Row](), "", steps / 10
+    rows, buffer, due, warned = list[Row](), "", steps / 10, False
     with path.open(encoding="utf-8") as file:
         while True:
             ended = stop.wait(0.5)
@@ -61,11 +61,14 @@ def _follow(path: Path, steps: int, draw: Callable[[Sequence[Row]], None], stop:
                 if not rows or row["step"] > rows[-1]["step"]:
                     rows.append(row)
                     _show(row, steps)
+                    if row["collapsed"] and not warned:
+                        warned = True
+                        _warn(row)
             if ended:
                 return
             if rows and rows[-1]["step"] >= due:
                 draw(rows)
-                due = rows[-1]["step"] + steps / 10
+                due = rows[-1]["step"] + max(steps, 1) / 10
 
 
 def _show(row: Row, steps: int) -> None:
@@ -77,6 +80,14 @@ def _show(row: Row, steps: int) -> None:
         f"step {done}/{steps}, epoch {row['epoch']:.1f}, loss {row['loss']:.4f}, effective rank {row['effective_rank']:.1f}, "
         f"{rate:.0f} images/s, {_duration((steps - done) * per_step)} left"
     )
+
+
+def _warn(row: Row) -> None:
+    progress.show(
+        f"WARNING: features have collapsed by step {row['step']:.0f}: effective rank {row['effective_rank']:.2f}, standard deviation "
+        f"{row['feature_std']:.4f}; see collapse in params/pretrain.yaml and docs/troubleshooting.md"
+    )
+    tracking.log_tags({"collapsed": f"step {row['step']:.0f}"})
 
 
 def _duration(seconds: float) -> str:

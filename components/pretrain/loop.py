@@ -3,52 +3,44 @@
 import math
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
-from typing import Any
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from components.images.transforms import normalise
-from components.mim import masks, schedules
-from components.mim.encoder import EncoderConfig
+from components.mim import diagnostics, masks, objectives, schedules
+from components.mim.blocks import Masks
+from components.mim.encoder import VisionEncoder
 from components.mim.grid import Size, patch_grid
-from components.mim.model import MaskedImageModel, diagnostics, optimizer, set_rates, target_encoder, update_target
-from components.mim.objectives import target_features
+from components.mim.model import optimizer, set_rates, target_encoder, update_target
 from components.mim.positions import draw_noise
-from components.mim.predictor import PredictorConfig
-from components.mim.weights import build
 from components.pretrain.batches import Batch, Batches
+from components.pretrain.building import build
 from components.pretrain.contract import PretrainParams
 
 Row = dict[str, float]
 State = dict[str, Any]
 
 
-def build_model(params: PretrainParams) -> MaskedImageModel:
-    """The model at its first step."""
-    encoder = EncoderConfig(
-        image_size=params.encoder.image_size,
-        patch_size=params.encoder.patch_size,
-        width=params.encoder.width,
-        layers=params.encoder.layers,
-        heads=params.encoder.heads,
-    )
-    predictor = PredictorConfig(
-        encoder_width=encoder.width,
-        width=params.predictor.width,
-        layers=params.predictor.layers,
-        heads=params.predictor.heads,
-        mask_token=params.stop.mask_token,
-        bias_on_noise=params.stop.bias_on_noise,
-    )
-    return build(encoder, predictor, params.seed, params.weight_init)
+class Step(NamedTuple):
+    """What one step leaves for the curves."""
+
+    loss: float
+    gradient_norm: float
+    images: Tensor
+    masks: Masks
+    targets: objectives.Targets
 
 
 class Trainer:
     """Everything one worker holds while it trains.
 
     `wrap` distributes the model (DDP) or leaves it as it is; `gather` joins a tensor of all workers along its first axis.
+    `init` is the file that an imported encoder is read from.
     """
 
     def __init__(
@@ -58,14 +50,21 @@ class Trainer:
         wrap: Callable[[nn.Module], nn.Module],
         gather: Callable[[Tensor], Tensor],
         device: torch.device,
+        init: Path,
     ) -> None:
         self.params, self.batches, self.gather, self.device = params, batches, gather, device
-        self.model = build_model(params).to(device)
-        self.target = target_encoder(self.model.encoder)
+        self.model = build(params, init).model.to(device)
+        # Pixels don't move, so MAE needs no second encoder.
+        self.target = None if params.objective.name == "mae" else target_encoder(self.model.encoder)
         self.wrapped = wrap(self.model)
         self.grid: Size = patch_grid(params.encoder.image_size, params.encoder.patch_size)
         self.steps = params.optimisation.epochs * batches.steps_per_epoch
-        self.adamw = optimizer(self.model, params.optimisation.lr, params.optimisation.weight_decay)
+        rates = params.optimisation
+        self.adamw = optimizer(self.model, rates.lr, rates.weight_decay, rates.beta2, rates.decay_A)
+        self.lr, self.weight_decay, self.momentum = 0.0, 0.0, 1.0
+        self.rule = diagnostics.CollapseRule(
+            params.collapse.effective_rank_floor, params.collapse.feature_std_floor, params.collapse.patience
+        )
         self.step, self.history = 0, list[Row]()
 
     def state(self) -> State:
@@ -74,7 +73,7 @@ class Trainer:
             "step": self.step,
             "history": self.history,
             "model": self.model.state_dict(),
-            "target": self.target.state_dict(),
+            "target": self.target.state_dict() if self.target else None,
             "optimizer": self.adamw.state_dict(),
         }
 
@@ -82,65 +81,102 @@ class Trainer:
         """Continues from `state`. Every tensor must fit."""
         self.step, self.history = state["step"], state["history"]
         self.model.load_state_dict(state["model"], strict=True)
-        self.target.load_state_dict(state["target"], strict=True)
+        if self.target:
+            self.target.load_state_dict(state["target"], strict=True)
         self.adamw.load_state_dict(state["optimizer"])
 
     def train(self, on_log: Callable[[Row, bool], None]) -> None:
-        """Runs to the last step. `on_log(row, checkpoint)` is called every `log_every` steps and whenever a checkpoint is due."""
+        """Runs to the last step. `on_log(row, checkpoint)` is called every `log_every` steps and whenever a checkpoint is due.
+
+        Without any epochs one batch is looked at, and nothing changes. Raises ValueError when the loss is no number, and when
+        features have collapsed and `collapse.action` says fail, then after a checkpoint.
+        """
         since, first = time.monotonic(), self.step
-        for batch in self.batches.steps(self.step, self.steps):
-            self._set_schedules()
-            loss, features, gradient_norm = self._update(batch)
-            self.step += 1
+        for batch in self.batches.steps(self.step, self.steps or 1):
+            if self.steps:
+                self.set_schedules()
+                done = self.update(batch)
+                self.step += 1
+            else:
+                done = self._look(batch)
             last = self.step == self.steps
             checkpoint = last or self.step % self.params.checkpoint_every == 0
             if last or checkpoint or self.step % self.params.log_every == 0 or self.step == 1:
+                row = self._row(done)
                 now = time.monotonic()
-                row = self._row(loss, features, gradient_norm, now - since, self.step - first)
+                row |= self._pace(now - since, self.step - first)
                 since, first = now, self.step  # what logging and checkpoints take counts into the next row
-                self.history.append(row)
-                on_log(row, checkpoint)
+                self._log(row, checkpoint, on_log)
 
-    def _set_schedules(self) -> None:
-        rates, step = self.params.optimisation, self.step
+    def _log(self, row: Row, checkpoint: bool, on_log: Callable[[Row, bool], None]) -> None:
+        self.history.append(row)
+        verdict = self.rule.verdict(self.history)
+        row["collapsed"] = float(verdict is not None)
+        fail = verdict is not None and self.params.collapse.action == "fail"
+        on_log(row, checkpoint or fail)
+        if fail:
+            raise ValueError(
+                f"{verdict}; collapse.action is 'fail'. A lower optimisation.lr, a momentum optimisation.ema closer to 1 or a larger "
+                f"batch often helps, below width 768 weight_init fan_in; with collapse.action warn the run goes on"
+            )
+
+    def set_schedules(self) -> None:
+        rates, step, per_epoch = self.params.optimisation, self.step, self.batches.steps_per_epoch
+        hold_after = round(rates.hold_after * per_epoch) if rates.hold_after else None
         self.lr = schedules.learning_rate(
             step,
             steps=self.steps,
-            warmup_steps=round(rates.warmup_epochs * self.batches.steps_per_epoch),
+            warmup_steps=round(rates.warmup_epochs * per_epoch),
             start=rates.start_lr,
             peak=rates.lr,
             final=rates.final_lr,
+            hold_after=hold_after,
         )
         self.weight_decay = schedules.weight_decay(
-            step, steps=self.steps, start=rates.weight_decay, final=rates.final_weight_decay
+            step,
+            steps=self.steps,
+            start=rates.weight_decay,
+            final=rates.final_weight_decay,
+            hold_after=hold_after,
         )
         self.momentum = schedules.ema_momentum(step, steps=self.steps, start=rates.ema, final=rates.final_ema)
         set_rates(self.adamw, self.lr, self.weight_decay)
 
-    def _update(self, batch: Batch) -> tuple[float, Tensor, float]:
+    def update(self, batch: Batch) -> Step:
         """One step: masks, noise, targets, loss, gradients, update, moving average."""
+        loss, images, chosen, targets = self._forward(batch)
+        self.adamw.zero_grad(set_to_none=True)
+        loss.backward()  # type: ignore[no-untyped-call]
+        parameters = [parameter for parameter in self.model.parameters() if parameter.grad is not None]
+        norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+        self._check_finite(loss.item())
+        if self.params.optimisation.clip_norm:
+            nn.utils.clip_grads_with_norm_(parameters, self.params.optimisation.clip_norm, norm)
+        self.adamw.step()
+        if self.target:
+            update_target(self.target, self.model.encoder, self.momentum)
+        return Step(loss.item(), norm.item(), images, chosen, targets)
+
+    @torch.no_grad()
+    def _look(self, batch: Batch) -> Step:
+        """The same without an update."""
+        loss, images, chosen, targets = self._forward(batch)
+        return Step(loss.item(), 0.0, images, chosen, targets)
+
+    def _forward(self, batch: Batch) -> tuple[Tensor, Tensor, Masks, objectives.Targets]:
         params, step = self.params, self.step
         images, places = normalise(batch.pixels.to(self.device)), batch.places.to(self.device)
         chosen = masks.sample(params.seed, step, places, self.grid, params.masks)
-        noise = None
-        if params.stop.noise_std > 0:
-            noise = [
-                draw_noise(
-                    params.seed, step, block, places, target.shape[1], params.encoder.width, params.stop.noise_std
-                )
-                for block, target in enumerate(chosen.targets)
-            ]
-        bf16 = params.scale.precision == "bf16"
-        with torch.autocast(self.device.type, torch.bfloat16) if bf16 else nullcontext():
-            features = target_features(self.target, images)
-            loss: Tensor = self.wrapped(images, chosen, noise, features)
-        self.adamw.zero_grad(set_to_none=True)
-        loss.backward()  # type: ignore[no-untyped-call]
-        norm = nn.utils.get_total_norm([p.grad for p in self.model.parameters() if p.grad is not None])
-        self._check_finite(loss.item())
-        self.adamw.step()
-        update_target(self.target, self.model.encoder, self.momentum)
-        return loss.item(), features, norm.item()
+        widths = params.encoder.width, params.predictor.width
+        noise = draw_noise(params.stop, params.seed, step, places, chosen, *widths)
+        with self._precision():
+            targets = objectives.targets(params.objective, self.target, images, params.encoder.patch_size)
+            loss: Tensor = self.wrapped(images, chosen, noise, targets)
+        return loss, images, chosen, targets
+
+    def _precision(self) -> AbstractContextManager[Any]:
+        bf16 = self.params.scale.precision == "bf16"
+        return torch.autocast(self.device.type, torch.bfloat16) if bf16 else nullcontext()
 
     def _check_finite(self, loss: float) -> None:
         if not math.isfinite(loss):
@@ -150,19 +186,41 @@ class Trainer:
                 f"{last['step']:.0f}. Lower optimisation.lr"
             )
 
-    def _row(self, loss: float, features: Tensor, gradient_norm: float, seconds: float, steps: int) -> Row:
-        """A point of every curve, the same on every worker; `seconds` went into the `steps` since the last point."""
-        losses, pooled = self.gather(features.new_tensor([loss])), self.gather(features.float().mean(dim=1))
+    def _row(self, done: Step) -> Row:
+        """A point of every curve, the same on every worker."""
+        full = done.targets.full_BND.float()
+        values = full.new_tensor([[done.loss, full.std(dim=(0, 1)).mean().item()]])
+        loss, target_std = self.gather(values).mean(dim=0).tolist()
+        used = self.gather(diagnostics.used_patches(done.masks, self.grid.h * self.grid.w)[None])
         return {
             "step": self.step,
             "epoch": self.step / self.batches.steps_per_epoch,
-            "loss": losses.mean().item(),
+            "loss": loss,
             "lr": self.lr,
             "weight_decay": self.weight_decay,
             "ema": self.momentum,
-            "gradient_norm": gradient_norm,
-            "seconds": seconds,
-            "seconds_per_step": seconds / steps,
-            "images_per_second": steps * self.params.optimisation.global_batch_size / seconds,
-            **diagnostics(self.model.predictor, self.params.stop.noise_std, pooled),
+            "gradient_norm": done.gradient_norm,
+            **diagnostics.norms(self.model.predictor, self.params.stop, self.grid),
+            **diagnostics.spread(self.gather(self._pooled(done))),
+            "target_std": target_std,
+            "context_length": done.masks.context_BK.shape[1],
+            "mask_coverage": used.amax(dim=0).mean().item(),
         }
+
+    def _pace(self, seconds: float, steps: int) -> Row:
+        """`seconds` went into the `steps` since the last point."""
+        images = steps * self.params.optimisation.global_batch_size
+        return {
+            "seconds": seconds,
+            "seconds_per_step": seconds / max(steps, 1),
+            "images_per_second": images / seconds,
+        }
+
+    def _pooled(self, done: Step) -> Tensor:
+        """Average-pooled, layer-normed features of this worker's images [B, D]."""
+        if self.target:
+            return done.targets.full_BND.float().mean(dim=1)
+        encoder: VisionEncoder = self.model.encoder
+        with torch.no_grad(), self._precision():
+            tokens = encoder(done.images).float()
+        return functional.layer_norm(tokens, tokens.shape[-1:]).mean(dim=1)

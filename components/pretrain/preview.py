@@ -15,6 +15,7 @@ from components.figures import COLOURS
 from components.images.store import Store
 from components.images.transforms import Pixels
 from components.mim import masks
+from components.mim.blocks import Masks
 from components.mim.grid import Size, patch_grid
 from components.pretrain.batches import Batches
 from components.pretrain.contract import PretrainParams
@@ -50,11 +51,12 @@ def draw(params: PretrainParams, store: Store) -> Image.Image:
     return sheet
 
 
-def masks_of_first(params: PretrainParams) -> masks.Masks:
+def masks_of_first(params: PretrainParams) -> Masks:
     """Masks of the previewed crops: those at the first places of step 0's global batch."""
-    places = torch.arange(min(IMAGES, params.optimisation.global_batch_size))
+    share = params.optimisation.global_batch_size // params.scale.workers  # legacy masks depend on the worker's images
     grid = patch_grid(params.encoder.image_size, params.encoder.patch_size)
-    return masks.sample(params.seed, 0, places, grid, params.masks)
+    chosen = masks.sample(params.seed, 0, torch.arange(share), grid, params.masks)
+    return Masks(chosen.context_BK[:IMAGES], [block[:IMAGES] for block in chosen.targets])
 
 
 def panels(params: PretrainParams, store: Store) -> Iterator[Panels]:
@@ -74,7 +76,7 @@ def panels(params: PretrainParams, store: Store) -> Iterator[Panels]:
         faded = crop // 2 + np.uint8(128)  # halfway to white
         targets = Image.fromarray(np.where(_pixels(torch.cat(blocks), grid, side), crop, faded))
         pen = ImageDraw.Draw(targets)
-        for m, block_T in enumerate(blocks):
+        for m, block_T in enumerate(blocks if params.masks.sampler != "random" else []):
             box, width = block_outline(block_T, m, grid, side)
             pen.rectangle(box, outline=COLOURS[m % len(COLOURS)], width=width)
         yield Panels(crop, context, np.asarray(targets))
@@ -111,22 +113,24 @@ def _pixels(patches: torch.Tensor, grid: Size, side: int) -> np.ndarray:
     return inside.repeat(side, 0).repeat(side, 1)
 
 
-def _caption(pen: ImageDraw.ImageDraw, chosen: masks.Masks, grid: Size, step: int, params: PretrainParams) -> None:
+def _caption(pen: ImageDraw.ImageDraw, chosen: Masks, grid: Size, step: int, params: PretrainParams) -> None:
     """A line about all with the colour key of the blocks, whose sizes all images share; a line above the panels."""
+    scattered = params.masks.sampler == "random"
     at = _text(
         pen,
         3,
         3,
         f"{len(chosen.context_BK)} of the {params.optimisation.global_batch_size} training crops of step 1, seed "
-        f"{params.seed}; {grid.h}x{grid.w} patches; target blocks (rows x columns):",
+        f"{params.seed}; {grid.h}x{grid.w} patches; "
+        + (f"{chosen.targets[0].shape[1]} hidden at random" if scattered else "target blocks (rows x columns):"),
     )
-    for m, block_BT in enumerate(chosen.targets):
+    for m, block_BT in enumerate([] if scattered else chosen.targets):
         rows = int(block_BT[0].max()) // grid.w - int(block_BT[0].min()) // grid.w + 1
         pen.rectangle((at, 6, at + 9, 15), fill=COLOURS[m % len(COLOURS)])
         at = _text(pen, at + 13, 3, f"{rows}x{block_BT.shape[1] // rows}")
     seen = f"context: {chosen.context_BK.shape[1]} of {grid.h * grid.w} patches"
     for column in range(COLUMNS):
-        for place, text in enumerate(("crop", seen, "target blocks")):
+        for place, text in enumerate(("crop", seen, "hidden patches" if scattered else "target blocks")):
             _text(pen, column * (3 * step + GAP) + place * step + 3, HEADER - 20, text)
 
 

@@ -22,9 +22,10 @@ from ray.train.torch import TorchTrainer  # noqa: E402
 from components import progress, tracking  # noqa: E402
 from components.figures import curves  # noqa: E402
 from components.images.store import Store  # noqa: E402
-from components.mim import weights  # noqa: E402
+from components.mim import diagnostics, weights  # noqa: E402
 from components.pretrain import preview  # noqa: E402
 from components.pretrain.batches import Batches  # noqa: E402
+from components.pretrain.building import Start, build  # noqa: E402
 from components.pretrain.contract import (  # noqa: E402
     PretrainInputs,
     PretrainMetrics,
@@ -33,7 +34,7 @@ from components.pretrain.contract import (  # noqa: E402
     Scale,
 )
 from components.pretrain.history import HistoryWriter, Row, following, write_csv  # noqa: E402
-from components.pretrain.loop import State, build_model  # noqa: E402
+from components.pretrain.loop import State  # noqa: E402
 from components.pretrain.worker import STATE, train_worker  # noqa: E402
 from components.stage import atomic, fingerprint  # noqa: E402
 
@@ -45,6 +46,10 @@ def run(params: PretrainParams, inputs: PretrainInputs, outputs: PretrainOutputs
     store = Store(inputs.dataset, "train")
     batches = Batches(params, store, rank=0, world=params.scale.workers)
     steps = params.optimisation.epochs * batches.steps_per_epoch
+    start = build(params, inputs.init)  # an encoder that doesn't fit is told before any work
+    if start.report:
+        progress.show("\n".join(start.report.lines()))
+        tracking.log_tags(start.report.tags())
     mark = fingerprint("pretrain", params, inputs)
     folder = outputs.work / mark
     folder.mkdir(parents=True, exist_ok=True)
@@ -53,7 +58,7 @@ def run(params: PretrainParams, inputs: PretrainInputs, outputs: PretrainOutputs
         _show_masks(params, store, outputs)
         trainer = TorchTrainer(
             train_worker,
-            train_loop_config={"params": params.model_dump(), "dataset": str(inputs.dataset)},
+            train_loop_config={"params": params.model_dump(), "dataset": str(inputs.dataset), "init": str(inputs.init)},
             scaling_config=_scaling(params.scale),
             run_config=RunConfig(
                 name=mark,
@@ -66,8 +71,9 @@ def run(params: PretrainParams, inputs: PretrainInputs, outputs: PretrainOutputs
         result = _fit(trainer)
     with result.checkpoint.as_directory() as checkpoint:
         state = torch.load(Path(checkpoint) / STATE, map_location="cpu", weights_only=True)
-    _export(params, mark, state, outputs)
+    _export(params, mark, state, start, outputs)
     tracking.log_figure(outputs.history)
+    tracking.log_figure(outputs.spectrum)
     _log_curves(state["history"])
     return _metrics(params, state)
 
@@ -166,8 +172,8 @@ def _scaling(scale: Scale) -> Any:
     return ScalingConfig(num_workers=scale.workers, use_gpu=gpu, resources_per_worker=resources)
 
 
-def _export(params: PretrainParams, mark: str, state: State, outputs: PretrainOutputs) -> None:
-    model = build_model(params)
+def _export(params: PretrainParams, mark: str, state: State, start: Start, outputs: PretrainOutputs) -> None:
+    model, before = start.model, diagnostics.spectrum(start.model.predictor)
     model.load_state_dict(state["model"], strict=True)
     about = {
         "fingerprint": mark,
@@ -176,15 +182,25 @@ def _export(params: PretrainParams, mark: str, state: State, outputs: PretrainOu
         "seed": params.seed,
         "steps": state["step"],
     }
+    if start.report:
+        about |= {"licence": start.report.licence, "source_sha256": start.report.sha256}
     with atomic(outputs.predictor) as path:
         weights.save(path, model.predictor, about)
-    model.encoder.load_state_dict(state["target"], strict=True)
+    with atomic(outputs.spectrum) as path:
+        _write_spectrum(path, diagnostics.spectrum(model.predictor), before)
+    if state["target"] is not None:  # MAE has none: its encoder is the trained one
+        model.encoder.load_state_dict(state["target"], strict=True)
     with atomic(outputs.encoder) as path:
         weights.save(path, model.encoder, about)
     with atomic(outputs.state) as path:
         torch.save(state, path)
     with atomic(outputs.history) as path:
         write_csv(path, state["history"])
+
+
+def _write_spectrum(path: Path, end: torch.Tensor, start: torch.Tensor) -> None:
+    rows = zip(range(1, len(end) + 1), end.tolist(), start.tolist(), strict=True)
+    write_csv(path, [{"rank": rank, "end": after, "start": before} for rank, after, before in rows])
 
 
 def _metrics(params: PretrainParams, state: State) -> PretrainMetrics:
@@ -197,5 +213,6 @@ def _metrics(params: PretrainParams, state: State) -> PretrainMetrics:
         "loss_final": sum(row["loss"] for row in tail) / len(tail),
         "images_per_second_mean": images / seconds,
         "steps": float(state["step"]),
+        "collapsed": max(row["collapsed"] for row in rows),
     }
     return PretrainMetrics(**last)

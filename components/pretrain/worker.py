@@ -20,7 +20,7 @@ STATE = "state.pt"
 
 
 def train_worker(config: dict[str, Any]) -> None:
-    """Trains this rank's share. `config` holds the params as plain values and the absolute path of the dataset."""
+    """Trains this rank's share. `config` holds the params as plain values and the absolute paths of the dataset and of the init file."""
     params = PretrainParams.model_validate(config["params"])
     context = ray.train.get_context()
     rank, world = context.get_world_rank(), context.get_world_size()
@@ -28,7 +28,7 @@ def train_worker(config: dict[str, Any]) -> None:
         torch.set_num_threads(params.scale.cpus_per_worker)
     device = ray.train.torch.get_device()
     batches = Batches(params, Store(Path(config["dataset"]), "train"), rank, world)
-    trainer = Trainer(params, batches, _distribute(world, device), _gather(world), device)
+    trainer = Trainer(params, batches, _distribute(world, device), _gather(world), device, Path(config["init"]))
     checkpoint = ray.train.get_checkpoint()
     if checkpoint is not None:
         with checkpoint.as_directory() as folder:

@@ -46,7 +46,9 @@ def prepare(folder: Path, train: list[dict[str, Any]], val: list[dict[str, Any]]
 def inputs(tmp_path_factory: pytest.TempPathFactory) -> ClevrInputs:
     """Small scenes and an encoder saved before its first step: the pretrained one and the untrained one are the same."""
     folder = tmp_path_factory.mktemp("clevr")
-    predictor = PredictorConfig(encoder_width=48, width=16, layers=1, heads=1, mask_token=True, bias_on_noise=False)
+    predictor = PredictorConfig(
+        encoder_width=48, output_width=48, width=16, layers=1, heads=1, mask_token=True, bias_on_noise=False
+    )
     config = EncoderConfig(image_size=24, patch_size=8, width=48, layers=2, heads=3)
     about = {"seed": 7, "weight_init": "fan_in"}
     save(folder / "encoder.safetensors", build(config, predictor, seed=7, weight_init="fan_in").encoder, about)

@@ -3,13 +3,15 @@
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import Image, ImageFilter
 from torchvision.transforms import v2
 
 from components.images.transforms import (
     MEAN,
     STD,
+    colour_draws,
     crop_draws,
+    degrade,
     direct_resize,
     normalise,
     random_crop,
@@ -61,3 +63,16 @@ def test_crops_have_the_drawn_area_and_belong_to_the_image_alone() -> None:
     assert np.abs(measured - expected).max() < 6
     assert np.array_equal(crop_draws(0, 3, np.array([7, 400])), draws[[7, 400]])
     assert not np.array_equal(crop_draws(0, 4, np.arange(500)), draws)
+
+
+def test_grey_and_blurred_crops_are_those_of_pillow_in_the_shares_asked_for(picture: Image.Image) -> None:
+    pixels = direct_resize(picture, 24, 24)
+    draws = colour_draws(0, 3, np.arange(4000))
+    for column, share in ((0, 0.2), (1, 0.5)):
+        below = (draws[:, column] < share).mean()
+        assert abs(below - share) < 5 * (share * (1 - share) / 4000) ** 0.5
+    assert np.array_equal(degrade(pixels, draws[0], grayscale=0.0, blur=0.0), pixels)
+    grey = degrade(pixels, np.zeros(3, np.float32), grayscale=1.0, blur=0.0)
+    assert np.array_equal(grey, np.asarray(Image.fromarray(pixels).convert("L"))[..., None].repeat(3, axis=2))
+    smooth = degrade(pixels, np.array([0, 0, 1], np.float32), grayscale=0.0, blur=1.0)
+    assert np.array_equal(smooth, np.asarray(Image.fromarray(pixels).filter(ImageFilter.GaussianBlur(2.0))))

@@ -47,7 +47,9 @@ def prepare(folder: Path, **changes: Any) -> Path:
 def inputs(tmp_path_factory: pytest.TempPathFactory) -> LinearProbeInputs:
     """The digits and an encoder saved before its first step: the pretrained one and the untrained one are the same."""
     folder = tmp_path_factory.mktemp("probe")
-    predictor = PredictorConfig(encoder_width=48, width=16, layers=1, heads=1, mask_token=True, bias_on_noise=False)
+    predictor = PredictorConfig(
+        encoder_width=48, output_width=48, width=16, layers=1, heads=1, mask_token=True, bias_on_noise=False
+    )
     model = build(CONFIG, predictor, seed=7, weight_init="fan_in")
     save(folder / "encoder.safetensors", model.encoder, {"seed": 7, "weight_init": "fan_in"})
     return LinearProbeInputs(encoder=folder / "encoder.safetensors", dataset=prepare(folder / "digits"))

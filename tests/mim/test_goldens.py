@@ -10,11 +10,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from components.mim import schedules
+from components.mim.blocks import Masks
 from components.mim.encoder import Encoder, EncoderConfig, gather
-from components.mim.masks import Masks
 from components.mim.model import MaskedImageModel, optimizer, update_target
-from components.mim.objectives import target_features
-from components.mim.positions import sincos
+from components.mim.objectives import Targets, target_features
+from components.mim.positions import Noise, sincos
 from components.mim.predictor import Predictor, PredictorConfig
 
 GOLDENS = Path(__file__).parents[1] / "goldens"
@@ -44,7 +44,7 @@ class Golden:
             heads=int(meta["heads"]),
         )  # fmt: skip
         predictor = PredictorConfig(
-            encoder_width=shape.width, width=int(meta["pdim"]), layers=int(meta["pdepth"]), heads=shape.heads,
+            encoder_width=shape.width, output_width=shape.width, width=int(meta["pdim"]), layers=int(meta["pdepth"]), heads=shape.heads,
             mask_token=mask_token, bias_on_noise=bias_on_noise,
         )  # fmt: skip
         self.model = MaskedImageModel(Encoder(shape), Predictor(predictor))
@@ -53,7 +53,7 @@ class Golden:
         self.model.predictor.load_state_dict(self.named("init.predictor."), strict=True)
         self.target.load_state_dict(self.named("init.target_encoder."), strict=True)
         self.masks = Masks(self.tensors["context_indices"], self.blocks("target_indices"))
-        self.noise = self.blocks("noise") if "noise.0" in self.tensors else None
+        self.noise = Noise(self.blocks("noise"), None) if "noise.0" in self.tensors else None
 
     def blocks(self, name: str) -> list[Tensor]:
         return [self.tensors[f"{name}.{block}"] for block in range(4)]
@@ -93,7 +93,7 @@ def test_activations_and_loss(golden: Golden) -> None:
     torch.testing.assert_close(context, golden.tensors["context_tokens"], rtol=1e-5, atol=1e-5)
     predictions = torch.cat(golden.model.predict(images, golden.masks, golden.noise))
     torch.testing.assert_close(predictions, golden.tensors["predictions"], rtol=1e-5, atol=1e-5)
-    loss = golden.model(images, golden.masks, golden.noise, features)
+    loss = golden.model(images, golden.masks, golden.noise, Targets(features, None))
     torch.testing.assert_close(loss.reshape(1), golden.tensors["loss"], rtol=1e-5, atol=0)
     torch.testing.assert_close(
         loss, functional.smooth_l1_loss(golden.tensors["predictions"], golden.tensors["targets"])
@@ -103,7 +103,8 @@ def test_activations_and_loss(golden: Golden) -> None:
 def test_gradients_update_and_moving_average(golden: Golden) -> None:
     images = golden.tensors["images"]
     adamw = optimizer(golden.model, lr=1e-3, weight_decay=0.04)
-    golden.model(images, golden.masks, golden.noise, target_features(golden.target, images)).backward()
+    features = target_features(golden.target, images)
+    golden.model(images, golden.masks, golden.noise, Targets(features, None)).backward()
     for part, module in (("encoder.", golden.model.encoder), ("predictor.", golden.model.predictor)):
         gradients = golden.named(f"grad.{part}")
         parameters = dict(module.named_parameters())

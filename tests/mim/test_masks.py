@@ -1,4 +1,4 @@
-"""Properties of the multi-block masks: reach, counts, independence, feasibility."""
+"""Properties of the multi-block and random masks: reach, counts, independence, feasibility."""
 
 from dataclasses import dataclass, replace
 
@@ -10,11 +10,12 @@ from torch import Tensor
 
 from components.mim import grid as grids
 from components.mim import masks
-from components.mim.grid import Size
+from components.mim.grid import Sampler, Size
 
 
 @dataclass(frozen=True)
 class Settings:
+    sampler: Sampler = "multiblock"
     target_blocks: int = 4
     target_scale_min: float = 0.15
     target_scale_max: float = 0.2
@@ -23,6 +24,7 @@ class Settings:
     context_scale_min: float = 0.85
     context_scale_max: float = 1.0
     min_context: int = 1
+    hidden_ratio: float = 0.75
 
 
 def coverage(indices: Tensor, patches: int) -> Tensor:
@@ -143,3 +145,29 @@ def test_a_small_grid_gives_masks_or_a_clear_error() -> None:
         ValueError, match=r"4×4 patch grid leave as few as \d+ context patches.*min_context asks for 10"
     ):
         grids.check_masks(Size(4, 4), replace(Settings(), min_context=10))
+
+
+@pytest.mark.parametrize("sampler", ["multiblock", "random"])
+def test_workers_that_share_a_batch_draw_what_one_would(sampler: Sampler) -> None:
+    chosen, whole = replace(Settings(), sampler=sampler), torch.arange(64)
+    one = masks.sample(4, 9, whole, Size(8, 8), chosen)
+    for workers in (2, 4):
+        parts = [masks.sample(4, 9, places, Size(8, 8), chosen) for places in whole.chunk(workers)]
+        assert torch.equal(torch.cat([part.context_BK for part in parts]), one.context_BK)
+        for m, block in enumerate(one.targets):
+            assert torch.equal(torch.cat([part.targets[m] for part in parts]), block)
+
+
+@pytest.mark.parametrize("grid", [Size(4, 4), Size(6, 10), Size(14, 14)])
+def test_random_masks_hide_their_share_and_every_patch_alike(grid: Size) -> None:
+    chosen, patches = replace(Settings(), sampler="random"), grid.h * grid.w
+    seen = torch.zeros(patches, dtype=torch.float64)
+    for step in range(50):
+        drawn = masks.sample(0, step, torch.arange(128), grid, chosen)
+        assert drawn.context_BK.shape[1] == patches // 4 and len(drawn.targets) == 1
+        whole = torch.cat([drawn.context_BK, drawn.targets[0]], dim=1).sort(dim=1).values
+        assert torch.equal(whole, torch.arange(patches).expand(128, -1))
+        seen += coverage(drawn.context_BK, patches) / 50
+    assert (seen - 0.25).abs().max() < 5 * (0.25 * 0.75 / 6400) ** 0.5  # one in a million per patch
+    with pytest.raises(ValueError, match="hidden_ratio 0.75.*min_context asks for 99"):
+        grids.check_masks(grid, replace(chosen, min_context=99))

@@ -17,7 +17,10 @@ def change(values: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
     inner = values
     for folder in folders:
         inner = inner[folder]
-    inner[leaf] = value
+    if isinstance(value, dict):
+        inner[leaf] |= value
+    else:
+        inner[leaf] = value
     return values
 
 
@@ -27,7 +30,8 @@ def change(values: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
         (
             "stop.noise_sdt",
             0.5,
-            "stop.noise_sdt is not a known name; the names here are: noise_std, mask_token, bias_on_noise",
+            "stop.noise_sdt is not a known name; the names here are: noise_std, covariance, apply_to, mask_token, "
+            "bias_on_noise, penalty, penalty_weight",
         ),
         ("stop.noise_std", "high", "stop.noise_std is 'high': input should be a valid number"),
         ("stop.noise_std", -0.1, "stop.noise_std is -0.1: input should be greater than or equal to 0"),
@@ -35,6 +39,24 @@ def change(values: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
         ("encoder.patch_size", 7, "image_size is 16 and patch_size 7; the patch size must divide the image size"),
         ("encoder.heads", 5, "encoder width is 24 with 5 heads"),
         ("encoder.image_size", 8, "masks on a 2×2 patch grid leave as few as"),
+        ("stop.covariance", "untied", None),
+        ("stop", {"covariance": "untied", "noise_std": 0.0}, "covariance is 'untied' and noise_std 0"),
+        ("stop", {"covariance": "fixed", "bias_on_noise": True}, "bias_on_noise is true and covariance 'fixed'"),
+        ("stop.penalty", "l1", "penalty is 'l1' and penalty_weight 0.0; give both, or none and 0"),
+        ("stop.penalty_weight", 1.0, "penalty is 'none' and penalty_weight 1.0"),
+        ("objective.target_layers", 2, "name is 'ijepa' and target_layers 2; only data2vec averages layers"),
+        ("objective", {"name": "data2vec", "target_layers": 3}, "objective.target_layers is 3 and encoder.layers 2"),
+        ("objective", {"name": "mae", "low_resolution": "bilinear"}, "name is 'mae' and low_resolution 'bilinear'"),
+        ("init.source", "file", "source is 'file' and path 'components/mim/initialise.py'; scratch goes with path"),
+        ("init.path", "data/raw/x.pth", "source is 'scratch' and path 'data/raw/x.pth'"),
+        ("init", {"source": "timm", "path": "data/raw/x.pth"}, "source is 'timm' and model ''; model is timm's name"),
+        (
+            "optimisation.epochs",
+            0,
+            "optimisation.epochs is 0 and init.source 'scratch', which leaves nothing but noise",
+        ),
+        ("masks.sampler", "legacy", "4×4 patch grid with sampler legacy have blocks of"),
+        ("masks", {"sampler": "random", "hidden_ratio": 0.9}, "leave as few as 1 context patches (hidden_ratio 0.9)"),
         ("masks.min_context", 12, "min_context asks for 12. Use a larger image_size"),
         ("masks.target_scale_min", 0.9, "target_scale_min is 0.9 and target_scale_max 0.25"),
         ("augmentation.crop_scale_min", 1.0, None),
@@ -52,6 +74,14 @@ def test_bad_values(tiny: dict[str, Any], path: str, value: Any, message: str | 
         validate(PretrainParams, values, "file")
     assert message in str(error.value)
     assert str(error.value).startswith("file")
+
+
+def test_low_resolution_needs_a_grid_that_has_a_half(tiny: dict[str, Any]) -> None:
+    values = change(change(tiny, "objective.low_resolution", "max_pool"), "encoder.image_size", 20)
+    with pytest.raises(
+        ValueError, match="low_resolution is 'max_pool' on a 5×5 patch grid; the grid must have even sides"
+    ):
+        validate(PretrainParams, values, "file")
 
 
 def test_a_missing_value_is_named(tiny: dict[str, Any]) -> None:
@@ -72,6 +102,7 @@ def test_the_command_refuses_at_once_and_leaves_nothing(tmp_path: Path, tiny: di
     (tmp_path / "pretrain.yaml").write_text(canonical_yaml(change(tiny, "optimisation.lr", 7.0)))
     flags = ["--params", "pretrain.yaml", "--dataset", str(toy_images), "--encoder", "out/e", "--predictor", "out/p"]
     flags += ["--state", "out/s", "--history", "out/h", "--masks", "out/p.png", "--work", "out/w"]
+    flags += ["--init", str(toy_images), "--spectrum", "out/c"]
     flags += ["--metrics", "out/m", "--run", "out/r"]
     done = subprocess.run(
         [sys.executable, "-X", "importtime", "-m", "components", "pretrain", *flags],

@@ -11,8 +11,8 @@ from torch import nn
 from components.images.store import Store
 from components.images.transforms import normalise
 from components.mim import masks
-from components.mim.model import effective_rank
-from components.mim.objectives import target_features
+from components.mim.diagnostics import effective_rank
+from components.mim.objectives import Targets, target_features
 from components.mim.positions import draw_noise
 from components.pretrain.batches import Batches
 from components.pretrain.contract import PretrainParams
@@ -27,6 +27,7 @@ def trainer(values: dict[str, Any], toy: Path, rank: int = 0, world: int = 1) ->
         lambda model: model,
         lambda tensor: tensor,
         torch.device("cpu"),
+        Path(params.init.path),
     )
 
 
@@ -64,24 +65,45 @@ def test_a_resumed_run_equals_an_uninterrupted_one_bit_by_bit(
         }
 
 
-def test_two_workers_average_to_the_gradient_of_one(tiny: dict[str, Any], toy_images: Path) -> None:
-    """Masks, noise and crops belong to places in the global batch, so halves of it add up to the whole."""
+@pytest.mark.parametrize("workers", [2, 4])
+def test_workers_average_to_the_gradient_of_one(tiny: dict[str, Any], toy_images: Path, workers: int) -> None:
+    """Masks, noise and crops belong to places in the global batch, so parts of it add up to the whole."""
 
     def gradient(rank: int, world: int) -> list[torch.Tensor]:
         one = trainer(tiny, toy_images, rank, world)
         batch = next(iter(one.batches.steps(0, 1)))
         images, params = normalise(batch.pixels), one.params
         drawn = masks.sample(params.seed, 0, batch.places, one.grid, params.masks)
-        noise = [
-            draw_noise(params.seed, 0, block, batch.places, target.shape[1], 24, 0.25)
-            for block, target in enumerate(drawn.targets)
-        ]
-        one.model(images, drawn, noise, target_features(one.target, images)).backward()
+        noise = draw_noise(params.stop, params.seed, 0, batch.places, drawn, 24, 16)
+        one.model(images, drawn, noise, Targets(target_features(one.target, images), None)).backward()
         return [parameter.grad for parameter in one.model.parameters() if parameter.grad is not None]
 
-    halves = [gradient(rank, 2) for rank in range(2)]
-    for whole, first, second in zip(gradient(0, 1), *halves, strict=True):
-        torch.testing.assert_close((first + second) / 2, whole, rtol=1e-4, atol=1e-7)
+    shares = [gradient(rank, workers) for rank in range(workers)]
+    for whole, *parts in zip(gradient(0, 1), *shares, strict=True):
+        torch.testing.assert_close(torch.stack(parts).mean(dim=0), whole, rtol=1e-4, atol=1e-7)
+
+
+def test_workers_see_the_crops_that_one_would(tiny: dict[str, Any], toy_images: Path) -> None:
+    tiny["augmentation"] |= {"grayscale": 0.5, "blur": 0.5}
+    params, store = PretrainParams(**tiny), Store(toy_images, "train")
+    whole = next(iter(Batches(params, store, 0, 1).steps(4, 5)))
+    for workers in (2, 4):
+        shares = [next(iter(Batches(params, store, rank, workers).steps(4, 5))) for rank in range(workers)]
+        assert torch.equal(torch.cat([share.pixels for share in shares]), whole.pixels)
+        assert torch.equal(torch.cat([share.places for share in shares]), whole.places)
+
+
+def test_a_collapse_is_marked_or_stops_after_a_checkpoint(tiny: dict[str, Any], toy_images: Path) -> None:
+    tiny["collapse"] |= {"effective_rank_floor": 1e6, "patience": 3}
+    rows, due = list[Row](), list[bool]()
+    trainer(tiny, toy_images).train(lambda row, checkpoint: rows.append(row))
+    assert [row["collapsed"] for row in rows] == [0, 0, 1, 1, 1, 1]
+    tiny["collapse"]["action"] = "fail"
+    with pytest.raises(
+        ValueError, match=r"features have collapsed: effective_rank is .* at step 3, below 1e\+06 for 3 logged"
+    ):
+        trainer(tiny, toy_images).train(lambda row, checkpoint: due.append(checkpoint))
+    assert due == [False, True, True]  # the last one is the collapse's own
 
 
 def test_the_rows_say_what_happened(tiny: dict[str, Any], toy_images: Path) -> None:

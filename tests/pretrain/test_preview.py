@@ -11,6 +11,7 @@ from PIL import Image, ImageColor
 from components.figures import COLOURS
 from components.images.store import Store
 from components.mim import masks
+from components.mim.blocks import Masks
 from components.pretrain.batches import Batches
 from components.pretrain.contract import PretrainParams
 from components.pretrain.loop import Trainer
@@ -25,17 +26,17 @@ def params(tiny: dict[str, Any]) -> PretrainParams:
 
 
 @pytest.fixture
-def first(params: PretrainParams, toy_images: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[np.ndarray, masks.Masks]:
+def first(params: PretrainParams, toy_images: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[np.ndarray, Masks]:
     """Pixels [16,16,16,3] and masks of the first step, overheard from the training loop itself."""
     heard: list[Any] = []
     original = masks.sample
 
-    def listen(*arguments: Any) -> masks.Masks:
+    def listen(*arguments: Any) -> Masks:
         heard.append(original(*arguments))
         return heard[-1]
 
     batches = Batches(params, Store(toy_images, "train"), rank=0, world=1)
-    trainer = Trainer(params, batches, lambda model: model, lambda tensor: tensor, torch.device("cpu"))
+    trainer = Trainer(params, batches, lambda model: model, lambda tensor: tensor, torch.device("cpu"), Path("scratch"))
 
     def stop(row: Any, checkpoint: bool) -> None:
         raise InterruptedError
@@ -55,7 +56,7 @@ def cell(panel: np.ndarray, patch: int) -> np.ndarray:
 
 
 def test_crops_are_those_of_the_first_step_enlarged_by_whole_pixels(
-    params: PretrainParams, toy_images: Path, first: tuple[np.ndarray, masks.Masks]
+    params: PretrainParams, toy_images: Path, first: tuple[np.ndarray, Masks]
 ) -> None:
     shown = list(panels(params, Store(toy_images, "train")))
     assert len(shown) == 8  # of a global batch of 16
@@ -65,7 +66,7 @@ def test_crops_are_those_of_the_first_step_enlarged_by_whole_pixels(
 
 
 def test_only_the_context_is_seen_and_the_rest_is_exactly_grey(
-    params: PretrainParams, toy_images: Path, first: tuple[np.ndarray, masks.Masks]
+    params: PretrainParams, toy_images: Path, first: tuple[np.ndarray, Masks]
 ) -> None:
     for number, panel in enumerate(panels(params, Store(toy_images, "train"))):
         context = set(first[1].context_BK[number].tolist())
@@ -79,7 +80,7 @@ def test_only_the_context_is_seen_and_the_rest_is_exactly_grey(
 
 
 def test_outlines_lie_where_the_masks_say(
-    params: PretrainParams, toy_images: Path, first: tuple[np.ndarray, masks.Masks]
+    params: PretrainParams, toy_images: Path, first: tuple[np.ndarray, Masks]
 ) -> None:
     """Block m's line is 4 pixels wide and starts 4·m inside its block; later lines lie over earlier ones. In closed form."""
     for number, panel in enumerate(panels(params, Store(toy_images, "train"))):

@@ -1,0 +1,34 @@
+"""What drawing masks costs, on one core: `python benchmarks/masks.py`. Milliseconds for 256 images on a 14×14 grid."""
+
+import os
+import platform
+import statistics
+import time
+from pathlib import Path
+
+import torch
+
+from components.mim import masks
+from components.mim.grid import Size
+from components.pretrain.contract import PretrainParams
+from components.stage import read_yaml
+
+ROOT = Path(__file__).parents[1]
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    print(f"{platform.processor() or platform.machine()}, one of {os.cpu_count()} cores, torch {torch.__version__}")
+    settings = PretrainParams(**read_yaml(ROOT / "params/presets/vit_b16.yaml")["pretrain"]).masks
+    for sampler in ("multiblock", "legacy", "random"):
+        chosen, places, seconds = settings.model_copy(update={"sampler": sampler}), torch.arange(256), []
+        for step in range(55):
+            start = time.perf_counter()
+            masks.sample(0, step, places, Size(14, 14), chosen)
+            seconds.append(time.perf_counter() - start)
+        kept = sorted(seconds[5:])
+        print(f"{sampler}: median {1e3 * statistics.median(kept):.1f} ms, slowest of 50 steps {1e3 * kept[-1]:.1f} ms")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,243 @@
+"""What a training step costs: `python benchmarks/step.py [--size vit_b16 vit_tiny4] [--device cuda]`.
+
+Two comparisons in interleaved steps of one process: noise on against noise off, and this project's step against the textbook's
+(benchmarks/textbook.py: attention matrix written out, moving average as a loop, AdamW tensor by tensor). Both start from
+the same weights and see the same images, masks and noise; equal losses and equal weights afterwards are asserted
+first. Peak memory is measured in a process for each variant (of all that is held on a GPU, of what the step allocates on a CPU). Needs torch,
+timm, numpy, pyarrow, pydantic and what these need; no Ray, no MLflow.
+"""
+
+import argparse
+import copy
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # where the project is not installed
+
+import yaml
+from textbook import Encoder, Predictor, Step
+
+from components.mim import masks
+from components.mim.positions import draw_noise
+from components.pretrain.batches import Batch
+from components.pretrain.contract import PretrainParams
+from components.pretrain.loop import Trainer
+
+ROOT = Path(__file__).parents[1]
+SIZES: dict[str, dict[str, Any]] = {
+    "vit_b16": {
+        "encoder": {"image_size": 224, "patch_size": 16, "width": 768, "layers": 12, "heads": 12},
+        "predictor": {"width": 384, "layers": 6, "heads": 12},
+    },
+    "vit_tiny4": {
+        "encoder": {"image_size": 224, "patch_size": 4, "width": 192, "layers": 12, "heads": 3},
+        "predictor": {"width": 192, "layers": 6, "heads": 3},
+    },
+}
+VARIANTS = ("ours", "quiet", "textbook")
+
+
+class Steps:
+    """Stands in for the data: random pixels, the same in each step, at the places of one worker."""
+
+    steps_per_epoch = 1000
+
+    def __init__(self, size: int, batch: int) -> None:
+        pixels = torch.randint(0, 256, (batch, size, size, 3), generator=torch.Generator().manual_seed(0))
+        self.batch = Batch(pixels.to(torch.uint8), torch.arange(batch))
+
+
+class Measured(NamedTuple):
+    seconds: list[float]
+    losses: list[float]
+
+
+def trainer(size: str, batch: int, device: str, precision: str, noise_std: float) -> Trainer:
+    """One worker's trainer, with the reference's masks: all target blocks of a step are of one size there."""
+    with (ROOT / "params/pretrain.yaml").open(encoding="utf-8") as file:
+        values = yaml.safe_load(file)
+    for section, chosen in SIZES[size].items():
+        values[section] |= chosen
+    values |= {"weight_init": "fixed"}
+    values["stop"] |= {"noise_std": noise_std}
+    values["masks"] |= {"sampler": "legacy", "min_context": 10}
+    values["optimisation"] |= {"epochs": 1, "warmup_epochs": 0.0, "global_batch_size": batch, "final_lr": 1e-5}
+    values["scale"] |= {"precision": precision, "device": "gpu" if device == "cuda" else "cpu"}
+    params = PretrainParams.model_validate(values)
+    steps: Any = Steps(params.encoder.image_size, batch)
+    return Trainer(params, steps, lambda model: model, lambda tensor: tensor, torch.device(device), Path("scratch"))
+
+
+def ours(one: Trainer) -> Callable[[], float]:
+    def step() -> float:
+        one.set_schedules()
+        loss = one.update(one.batches.batch).loss  # type: ignore[attr-defined]
+        one.step += 1
+        return loss
+
+    return step
+
+
+def textbook(one: Trainer) -> Callable[[], float]:
+    """The peer's step from the weights of `one`, which it leaves alone; masks and noise are drawn as there."""
+    encoder, predictor = one.params.encoder, one.params.predictor
+    shape = encoder.patch_size, encoder.width, encoder.layers, encoder.heads
+    trained, target = Encoder(*shape).to(one.device), Encoder(*shape).to(one.device)
+    narrow = Predictor(encoder.width, predictor.width, predictor.layers, predictor.heads).to(one.device)
+    trained.load_state_dict(one.model.encoder.state_dict())
+    target.load_state_dict(one.model.encoder.state_dict())
+    narrow.load_state_dict(one.model.predictor.state_dict())
+    peer = Step(trained, narrow, target, 0.0, 0.0)
+    mirror = copy.copy(one)  # its step counter and rates, not its weights
+    mirror.adamw, mirror.step = peer.adamw, 0
+
+    def step() -> float:
+        mirror.set_schedules()
+        batch: Batch = one.batches.batch  # type: ignore[attr-defined]
+        mean, std = (torch.tensor(v, device=one.device) * 255 for v in ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)))
+        images = ((batch.pixels.to(one.device).float() - mean) / std).permute(0, 3, 1, 2).contiguous()
+        places = batch.places.to(one.device)
+        drawn = masks.sample(one.params.seed, mirror.step, places, one.grid, one.params.masks)
+        widths = encoder.width, predictor.width
+        noise = draw_noise(one.params.stop, one.params.seed, mirror.step, places, drawn, *widths)
+        bf16 = one.params.scale.precision == "bf16"
+        strays = noise.masked if noise and noise.masked else []
+        loss = peer(images, drawn.context_BK, drawn.targets, strays, mirror.momentum, bf16)
+        mirror.step += 1
+        return loss
+
+    step.peer = peer  # type: ignore[attr-defined]
+    return step
+
+
+def assert_equal(one: Trainer, other: Callable[[], float], steps: int, precision: str) -> None:
+    """The same losses and, in fp32, the same weights after `steps` steps."""
+    mine, tolerance = ours(one), 1e-4 if precision == "fp32" else 2e-2
+    for _ in range(steps):
+        a, b = mine(), other()
+        assert abs(a - b) <= tolerance * abs(b), (a, b)
+    if precision == "fp32":
+        peer = other.peer  # type: ignore[attr-defined]
+        for name, module in (("encoder", peer.encoder), ("predictor", peer.predictor)):
+            for key, tensor in module.state_dict().items():
+                own = getattr(one.model, name).state_dict()[key]
+                torch.testing.assert_close(own, tensor, rtol=1e-3, atol=2e-5, msg=lambda text, k=key: f"{k}: {text}")
+    print(f"equal outputs: {steps} steps, last loss {a:.6f} against {b:.6f}", flush=True)
+
+
+def timed(step: Callable[[], float], device: str) -> float:
+    if device == "cuda":
+        torch.cuda.synchronize()
+    start = time.perf_counter()
+    step()
+    if device == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter() - start
+
+
+def interleaved(steps: list[Callable[[], float]], pairs: int, device: str) -> list[list[float]]:
+    """Seconds of each variant's steps, taken in turns, each turn in the other order."""
+    for step in steps:
+        timed(step, device)
+    seconds: list[list[float]] = [[] for _ in steps]
+    for pair in range(pairs):
+        order = range(len(steps)) if pair % 2 == 0 else reversed(range(len(steps)))
+        for which in order:
+            seconds[which].append(timed(steps[which], device))
+    return seconds
+
+
+def ratio(numerator: list[float], denominator: list[float]) -> str:
+    """Median of the pairs' ratios, and the span of their middle half."""
+    ratios = sorted(a / b for a, b in zip(numerator, denominator, strict=True))
+    low, high = ratios[len(ratios) // 4], ratios[-len(ratios) // 4 - 1]
+    return f"{statistics.median(ratios):.3f} ({low:.3f} to {high:.3f})"
+
+
+def peak(size: str, variant: str, options: argparse.Namespace) -> float:
+    """MiB that three steps of a variant need, measured in a process of its own."""
+    flags = ["--peak", variant, "--size", size, "--batch", str(options.batch), "--device", options.device]
+    command = [sys.executable, __file__, *flags, "--precision", options.precision]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    return float(json.loads(done.stdout.splitlines()[-1])["mib"])
+
+
+def measure_peak(size: str, variant: str, options: argparse.Namespace) -> None:
+    one = trainer(size, options.batch, options.device, options.precision, 0.0 if variant == "quiet" else 0.25)
+    step = textbook(one) if variant == "textbook" else ours(one)
+    if variant == "textbook":
+        del one.model, one.target, one.adamw
+    step()  # what is made once, such as the optimiser's moments
+    if options.device == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+        step()
+        peak = torch.cuda.max_memory_allocated()
+    else:
+        peak = allocated(step)
+    print(json.dumps({"mib": peak / 2**20}))
+
+
+def allocated(step: Callable[[], float]) -> int:
+    """Most bytes that torch's CPU allocator held at a time for what one step made, after torch's profiler."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+        step()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "trace.json"
+        profiled.export_chrome_trace(str(path))
+        events = json.loads(path.read_text())["traceEvents"]
+    return max(event["args"]["Total Allocated"] for event in events if event["name"] == "[memory]")
+
+
+def report(size: str, options: argparse.Namespace) -> None:
+    batch, device, precision = options.batch, options.device, options.precision
+    print(f"\n{size}, batch {batch}, {precision}, {device}", flush=True)
+    one = trainer(size, batch, device, precision, 0.25)
+    peer = textbook(one)
+    assert_equal(one, peer, 2, precision)
+    seconds = interleaved([ours(one), peer], options.pairs, device)
+    print(f"  ours {statistics.median(seconds[0]):.3f} s a step, textbook {statistics.median(seconds[1]):.3f} s")
+    print(f"  textbook / ours, time: {ratio(seconds[1], seconds[0])}")
+    quiet = trainer(size, batch, device, precision, 0.0)
+    del peer
+    noise = interleaved([ours(one), ours(quiet)], options.noise_pairs, device)
+    print(f"  noise on / noise off, time: {ratio(noise[0], noise[1])}")
+    del one, quiet
+    peaks = {variant: peak(size, variant, options) for variant in VARIANTS}
+    print("  peak memory of a step, MiB: " + ", ".join(f"{name} {mib:.0f}" for name, mib in peaks.items()))
+    print(f"  noise on / noise off, memory: {peaks['ours'] / peaks['quiet']:.3f}")
+    print(f"  textbook / ours, memory: {peaks['textbook'] / peaks['ours']:.3f}", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--size", nargs="+", choices=list(SIZES), default=list(SIZES))
+    parser.add_argument("--batch", type=int, default=4)
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--precision", choices=["fp32", "bf16"], default="fp32")
+    parser.add_argument("--pairs", type=int, default=8, help="steps of each side, ours against the textbook's")
+    parser.add_argument("--noise-pairs", type=int, default=24, help="steps of each side, noise on against off")
+    parser.add_argument("--peak", choices=VARIANTS, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.peak:
+        measure_peak(options.size[0], options.peak, options)
+        return
+    name = torch.cuda.get_device_name() if options.device == "cuda" else platform.processor() or platform.machine()
+    print(f"{name}, {os.cpu_count()} cores, torch {torch.__version__}", flush=True)
+    for size in options.size:
+        report(size, options)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,66 @@
+"""From the params to a model: fresh, or around an imported encoder."""
+
+from pathlib import Path
+from typing import NamedTuple
+
+from components.mim.checkpoints import Report, check_architecture, read_encoder
+from components.mim.encoder import Encoder, EncoderConfig, VisionEncoder
+from components.mim.grid import patch_grid
+from components.mim.initialise import initialise
+from components.mim.model import MaskedImageModel, Penalty
+from components.mim.predictor import Predictor, PredictorConfig
+from components.pretrain.contract import PretrainParams
+
+
+class Start(NamedTuple):
+    """The model at its first step, and what was read from a file, if any."""
+
+    model: MaskedImageModel
+    report: Report | None
+
+
+def build(params: PretrainParams, init: Path) -> Start:
+    """The model at its first step; its encoder from the file `init` unless it starts from scratch.
+
+    Raises ValueError for a file that is no encoder, or one of another architecture than the params say.
+    """
+    encoder, report = _encoder(params, init)
+    predictor = Predictor(predictor_config(params))
+    initialise(predictor, params.seed, params.weight_init, "predictor.")
+    penalty = Penalty(params.stop.penalty, params.stop.penalty_weight)
+    model = MaskedImageModel(encoder, predictor, params.objective.loss, penalty)
+    model.checkpointing(params.scale.activation_checkpointing)
+    return Start(model, report)
+
+
+def encoder_config(params: PretrainParams) -> EncoderConfig:
+    """The architecture that the params ask for."""
+    return EncoderConfig(**params.encoder.model_dump())
+
+
+def predictor_config(params: PretrainParams) -> PredictorConfig:
+    """The predictor that the params ask for."""
+    encoder, objective = params.encoder, params.objective
+    return PredictorConfig(
+        encoder_width=encoder.width,
+        output_width=3 * encoder.patch_size**2 if objective.name == "mae" else encoder.width,
+        mask_token=params.stop.mask_token,
+        bias_on_noise=params.stop.bias_on_noise,
+        covariance=params.stop.covariance,
+        grid_side=patch_grid(encoder.image_size, encoder.patch_size).h,
+        low_resolution=objective.low_resolution != "none",
+        **params.predictor.model_dump(),
+    )
+
+
+def _encoder(params: PretrainParams, init: Path) -> tuple[VisionEncoder, Report | None]:
+    expected = encoder_config(params)
+    if params.init.source == "scratch":
+        encoder = Encoder(expected)
+        initialise(encoder, params.seed, params.weight_init, "encoder.")
+        return encoder, None
+    imported = read_encoder(
+        init, params.init.part, expected.image_size, expected.patch_size, expected.heads, params.init.model
+    )
+    check_architecture(imported.encoder.config, expected)
+    return imported.encoder.train().requires_grad_(True), imported.report

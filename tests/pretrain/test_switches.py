@@ -1,0 +1,179 @@
+"""Every switch changes the numbers that it should, and no others."""
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from components.images.store import Store
+from components.images.transforms import normalise
+from components.mim import masks, objectives
+from components.mim.positions import draw_noise
+from components.pretrain.batches import Batches
+from components.pretrain.contract import PretrainParams
+from components.pretrain.loop import Trainer
+from components.stage import validate
+
+Numbers = dict[str, list[Tensor]]
+
+
+def start(values: dict[str, Any], toy: Path) -> Trainer:
+    params = validate(PretrainParams, values, "test")
+    assert isinstance(params, PretrainParams)
+    batches = Batches(params, Store(toy, "train"), 0, 1)
+    return Trainer(params, batches, lambda m: m, lambda t: t, torch.device("cpu"), Path(params.init.path))
+
+
+def numbers(values: dict[str, Any], toy: Path) -> Numbers:
+    """What a run with these values draws, predicts, is told and learns in its first two steps."""
+    one = start(values, toy)
+    params, model = one.params, one.model
+    first = {f"first {name}": [tensor.clone()] for name, tensor in model.state_dict().items()}
+    steps = list(one.batches.steps(0, 2))
+    images, places = normalise(steps[0].pixels), steps[0].places
+    drawn = masks.sample(params.seed, 0, places, one.grid, params.masks)
+    noise = draw_noise(params.stop, params.seed, 0, places, drawn, params.encoder.width, params.predictor.width)
+    targets = objectives.targets(params.objective, one.target, images, params.encoder.patch_size)
+    with torch.no_grad():
+        quiet = model.predict(images, drawn, None)
+    loss = model(images, drawn, noise, targets)
+    loss.backward()
+    gradients = {f"gradient {name}": [p.grad.clone()] for name, p in model.named_parameters() if p.grad is not None}
+    assert len(gradients) == len(list(model.parameters()))
+    for batch in steps:
+        one.set_schedules()
+        one.update(batch)
+        one.step += 1
+    return {
+        "crops": [steps[0].pixels],
+        "masks": [drawn.context_BK, *drawn.targets],
+        "noise": [t for part in (noise or ()) if part is not None for t in part],
+        "targets": [t for t in targets if t is not None],
+        "predictions": quiet,
+        "loss": [loss.detach()],
+        "target encoder": [p.clone() for p in one.target.parameters()] if one.target else [],
+        **first,
+        **gradients,
+        **{f"after {name}": [tensor.clone()] for name, tensor in model.state_dict().items()},
+    }
+
+
+def same(one: list[Tensor], other: list[Tensor]) -> bool:
+    return len(one) == len(other) and all(
+        a.shape == b.shape and torch.equal(a, b) for a, b in zip(one, other, strict=True)
+    )
+
+
+@pytest.fixture(scope="module")
+def known() -> dict[str, Numbers]:
+    return {}
+
+
+LEARNT = {"gradient", "after", "target encoder"}
+ALL = {"masks", "noise", "targets", "predictions", "loss", "first"} | LEARNT
+SWITCHES: list[tuple[dict[str, Any], set[str]]] = [
+    # what is set, and the only numbers that may change; each of them must, in at least one tensor
+    ({"stop.noise_std": 0.5}, {"noise", "loss"} | LEARNT),
+    ({"stop.covariance": "untied"}, {"first predictor.noise_embed.weight", "loss"} | LEARNT),
+    ({"stop.covariance": "fixed"}, {"noise", "loss"} | LEARNT),
+    ({"stop.apply_to": "context"}, {"noise", "loss"} | LEARNT),
+    ({"stop.apply_to": "both"}, {"noise", "loss"} | LEARNT),
+    ({"stop.mask_token": False, "stop.bias_on_noise": True}, {"first predictor.mask_token", "predictions", "loss"} | LEARNT),
+    ({"stop.bias_on_noise": True}, {"gradient predictor.embed.bias", "after", "target encoder"}),  # b is 0 at first
+    ({"stop.penalty": "l1", "stop.penalty_weight": 0.1}, {"loss", "gradient predictor.embed.weight", "after", "target encoder"}),
+    ({"stop.penalty": "l2", "stop.penalty_weight": 0.1}, {"loss", "gradient predictor.embed.weight", "after", "target encoder"}),
+    ({"masks.sampler": "random"}, {"masks", "noise", "predictions", "loss"} | LEARNT),
+    ({"masks.target_blocks": 3}, {"masks", "noise", "predictions", "loss"} | LEARNT),
+    ({"predictor.passes": "joint"}, {"predictions", "loss"} | LEARNT),
+    ({"predictor.positions": "learned"}, {"first predictor.positions", "predictions", "loss"} | LEARNT),
+    ({"encoder.positions": "learned"}, {"first encoder.positions", "targets", "predictions", "loss"} | LEARNT),
+    ({"encoder.class_token": True}, {"first encoder.class_token", "targets", "predictions", "loss"} | LEARNT),
+    ({"objective.loss": "l2"}, {"loss"} | LEARNT),
+    ({"objective.name": "data2vec", "objective.target_layers": 2}, {"targets", "loss"} | LEARNT),
+    ({"objective.name": "mae"}, {"first predictor.head", "targets", "predictions", "loss"} | LEARNT),
+    ({"objective.low_resolution": "bilinear"}, {"first predictor.low_head", "targets", "loss"} | LEARNT),
+    ({"objective.low_resolution": "max_pool"}, {"first predictor.low_head", "targets", "loss"} | LEARNT),
+    ({"objective.normalise_pixels": False}, set()),  # features have no pixels to normalise
+    ({"optimisation.decay_A": False}, {"after", "target encoder"}),
+    ({"optimisation.beta2": 0.95}, {"after", "target encoder"}),
+    ({"optimisation.clip_norm": 1e-3}, {"after", "target encoder"}),
+    ({"optimisation.ema": 0.5}, {"target encoder", "after"}),
+    ({"optimisation.lr": 1e-4}, {"after", "target encoder"}),
+    ({"weight_init": "fixed"}, {"first", "targets", "predictions", "loss"} | LEARNT),
+    ({"weight_init": "xavier"}, {"first", "targets", "predictions", "loss"} | LEARNT),
+    ({"augmentation.grayscale": 0.5}, {"crops", "targets", "predictions", "loss"} | LEARNT),
+    ({"augmentation.blur": 0.5}, {"crops", "targets", "predictions", "loss"} | LEARNT),
+    ({"augmentation.flip": False}, {"crops", "targets", "predictions", "loss"} | LEARNT),
+    ({"collapse.action": "fail"}, set()),
+    ({"scale.activation_checkpointing": True}, set()),
+    ({"seed": 1}, ALL | {"crops"}),
+]  # fmt: skip
+
+
+def changed(values: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
+    values = copy.deepcopy(values)
+    for path, value in settings.items():
+        *folders, leaf = path.split(".")
+        inner = values
+        for folder in folders:
+            inner = inner[folder]
+        inner[leaf] = value
+    return values
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"), SWITCHES, ids=lambda v: next(iter(v)) if isinstance(v, dict) and v else ""
+)
+def test_a_switch_changes_what_it_should_and_nothing_else(
+    known: dict[str, Numbers], tiny: dict[str, Any], toy_images: Path, settings: dict[str, Any], expected: set[str]
+) -> None:
+    before = known.setdefault("tiny", numbers(tiny, toy_images)) if "tiny" not in known else known["tiny"]
+    after = numbers(changed(tiny, settings), toy_images)
+    moved = {name for name in before.keys() | after.keys() if not same(before.get(name, []), after.get(name, []))}
+    stray = {name for name in moved if not any(name.startswith(allowed) for allowed in expected)}
+    assert not stray, sorted(stray)
+    idle = {allowed for allowed in expected if not any(name.startswith(allowed) for name in moved)}
+    assert not idle, sorted(idle)
+
+
+def test_decay_of_a_touches_a_alone(tiny: dict[str, Any], toy_images: Path) -> None:
+    """One step: everything else moves as before, A by lr·decay·A less."""
+    found = []
+    for decay in (True, False):
+        one = start(changed(tiny, {"optimisation.decay_A": decay, "optimisation.weight_decay": 0.4}), toy_images)
+        first = one.model.predictor.embed.weight.detach().clone()
+        one.set_schedules()
+        one.update(next(iter(one.batches.steps(0, 1))))
+        found.append({name: tensor.clone() for name, tensor in one.model.state_dict().items()})
+    name = "predictor.embed.weight"
+    assert all(torch.equal(tensor, found[1][key]) for key, tensor in found[0].items() if key != name)
+    torch.testing.assert_close(found[1][name] - found[0][name], one.lr * one.weight_decay * first, rtol=1e-3, atol=1e-7)
+
+
+def test_the_penalty_is_the_mean_of_a_or_its_square(tiny: dict[str, Any], toy_images: Path) -> None:
+    measure: Callable[[dict[str, Any]], float] = lambda s: numbers(changed(tiny, s), toy_images)["loss"][0].item()  # noqa: E731
+    weight = start(tiny, toy_images).model.predictor.embed.weight.detach()
+    for kind, size in (("l1", weight.abs().mean()), ("l2", weight.square().mean())):
+        added = measure({"stop.penalty": kind, "stop.penalty_weight": 3.0}) - measure({})
+        assert added == pytest.approx(3.0 * size.item(), rel=1e-4)
+
+
+def test_one_block_is_the_same_joint_or_alone(tiny: dict[str, Any], toy_images: Path) -> None:
+    for settings in ({"masks.target_blocks": 1}, {"masks.sampler": "random"}):
+        one, other = (
+            numbers(changed(tiny, {**settings, "predictor.passes": passes}), toy_images)
+            for passes in ("block", "joint")
+        )
+        assert all(same(one[name], other[name]) for name in one)
+
+
+def test_data2vec_of_one_layer_is_i_jepa_where_the_final_norm_is_an_identity(
+    tiny: dict[str, Any], toy_images: Path
+) -> None:
+    one = numbers(tiny, toy_images)  # fresh LayerNorms have weight 1 and bias 0
+    other = numbers(changed(tiny, {"objective.name": "data2vec"}), toy_images)
+    torch.testing.assert_close(one["targets"][0], other["targets"][0], rtol=1e-4, atol=1e-5)
