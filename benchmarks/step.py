@@ -1,10 +1,10 @@
 """What a training step costs: `python benchmarks/step.py [--size vit_b16 vit_tiny4] [--device cuda]`.
 
 Two comparisons in interleaved steps of one process: noise on against noise off, and this project's step against the textbook's
-(benchmarks/textbook.py: attention matrix written out, moving average as a loop, AdamW tensor by tensor). Both start from
-the same weights and see the same images, masks and noise; equal losses and equal weights afterwards are asserted
-first. Peak memory is measured in a process for each variant (of all that is held on a GPU, of what the step allocates on a CPU). Needs torch,
-timm, numpy, pyarrow, pydantic and what these need; no Ray, no MLflow.
+(benchmarks/textbook.py: attention matrix written out, moving average as a loop, AdamW tensor by tensor). Both start from the
+same weights and see the same images, masks and noise; equal losses and equal weights afterwards are asserted first. Peak
+memory is measured in a process for each variant: of all that is held on a GPU, of what the step allocates on a CPU. Needs
+torch, timm, numpy, pyarrow, pydantic and what these need; no Ray, no MLflow.
 """
 
 import argparse

@@ -11,14 +11,14 @@ from torch import Tensor
 from components import progress
 from components.images.store import Store
 from components.images.transforms import Pixels, normalise
-from components.mim.encoder import Encoder
+from components.mim.encoder import VisionEncoder
 
 Features = dict[str, NDArray[np.float32]]
 
 
 @torch.inference_mode()
 def pooled(
-    encoder: Encoder,
+    encoder: VisionEncoder,
     store: Store,
     rows: Sequence[int] | NDArray[np.int64],
     transform: Callable[[Image.Image], Pixels],
@@ -46,7 +46,7 @@ def pooled(
 
 
 @torch.inference_mode()
-def token_grid(encoder: Encoder, images_BCHW: Tensor) -> Tensor:
+def token_grid(encoder: VisionEncoder, images_BCHW: Tensor) -> Tensor:
     """Normed last-layer tokens as a map: [B, h, w, D]."""
     h, w = encoder.grid(*images_BCHW.shape[-2:])
     tokens: Tensor = encoder(images_BCHW)

@@ -11,7 +11,7 @@ from components.clevr.contract import ClevrInputs, ClevrMetrics, ClevrOutputs, C
 from components.clevr.labels import COUNT_CLASSES, DISTANCE_CLASSES, count_labels, distance_labels
 from components.features import Features, pooled
 from components.images.transforms import Pixels, direct_resize
-from components.mim.encoder import Encoder
+from components.mim.encoder import VisionEncoder
 from components.probe.choice import Choice, Rows, Task, choose, gain, split, write_confusion, write_heads
 from components.probe.dataset import Part, encoders, open_part
 
@@ -51,13 +51,13 @@ def labels(part: Part) -> dict[str, np.ndarray]:
     }
 
 
-def _both_views(params: ClevrParams, part: Part, encoder: Encoder, kind: str) -> Features:
+def _both_views(params: ClevrParams, part: Part, encoder: VisionEncoder, kind: str) -> Features:
     """Each scene as it is, then each mirrored: with fixed features this is what a random flip becomes."""
     plain, mirrored = (_encode(params, part, encoder, kind, mirror) for mirror in (False, True))
     return {name: np.concatenate([plain[name], mirrored[name]]) for name in plain}
 
 
-def _encode(params: ClevrParams, part: Part, encoder: Encoder, kind: str, mirror: bool) -> Features:
+def _encode(params: ClevrParams, part: Part, encoder: VisionEncoder, kind: str, mirror: bool) -> Features:
     def view(image: Image.Image) -> Pixels:
         pixels = direct_resize(image, params.height, params.width)
         return pixels[:, ::-1] if mirror else pixels

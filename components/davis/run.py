@@ -13,7 +13,7 @@ from components.davis.palette import Ids, write_ids
 from components.davis.propagation import propagate
 from components.davis.sequence import Sequence, grid_size, pixels, sequences
 from components.features import token_grid
-from components.mim.encoder import Encoder
+from components.mim.encoder import VisionEncoder
 from components.mim.weights import load_encoder, untrained_encoder
 from components.stage import atomic
 
@@ -82,7 +82,7 @@ def metered(frames: Iterable[Ids], meter: progress.Meter) -> Iterator[Ids]:
         meter.advance(1)
 
 
-def predictions(video: Sequence, encoder: Encoder, params: DavisParams) -> Iterator[Ids]:
+def predictions(video: Sequence, encoder: VisionEncoder, params: DavisParams) -> Iterator[Ids]:
     """Object ids [H,W] of every frame in order; the first frame's are given."""
     patch = encoder.config.patch_size
     grid = grid_size(*video.size, params.short_side, patch, params.profile)
@@ -100,7 +100,7 @@ def predictions(video: Sequence, encoder: Encoder, params: DavisParams) -> Itera
         yield harden(labels_Khw, video.size, patch, params.profile)
 
 
-def features(video: Sequence, encoder: Encoder, grid: tuple[int, int], params: DavisParams) -> Iterator[Tensor]:
+def features(video: Sequence, encoder: VisionEncoder, grid: tuple[int, int], params: DavisParams) -> Iterator[Tensor]:
     """The token grid [h,w,D] of every frame in order."""
     height, width = (side * encoder.config.patch_size for side in grid)
     for frame in range(len(video)):

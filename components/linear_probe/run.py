@@ -17,7 +17,7 @@ from components.linear_probe.contract import (
     LinearProbeParams,
     TaskParams,
 )
-from components.mim.encoder import Encoder
+from components.mim.encoder import VisionEncoder
 from components.probe.choice import Choice, Rows, Task, accuracy, choose, gain, split, write_confusion, write_heads
 from components.probe.dataset import Part, encoders, open_part
 from components.probe.neighbours import check_k, nearest
@@ -62,7 +62,7 @@ def _metrics(pretrained: Choice, untrained: Choice, neighbours: Mapping[str, flo
     )
 
 
-def _rows(params: LinearProbeParams, settings: TaskParams, part: Part, encoder: Encoder, label: str) -> Rows:
+def _rows(params: LinearProbeParams, settings: TaskParams, part: Part, encoder: VisionEncoder, label: str) -> Rows:
     features = pooled(
         encoder,
         part.store,

@@ -36,7 +36,7 @@ def _gain(predictor: Predictor) -> float:
     if predictor.config.covariance == "fixed":
         return 1.0
     matrix = predictor.noise_embed if predictor.config.covariance == "untied" else predictor.embed
-    return matrix.weight.float().norm().item() / float(predictor.config.width) ** 0.5
+    return float(matrix.weight.float().norm()) / float(predictor.config.width) ** 0.5
 
 
 @torch.no_grad()
@@ -56,7 +56,8 @@ def effective_rank(features_nD: Tensor) -> float:
 @torch.no_grad()
 def spectrum(predictor: Predictor) -> Tensor:
     """Eigenvalues of AAᵀ, the largest first: float32 [min(P, D)]. Σ = noise_std² times these (equation 2)."""
-    return torch.linalg.svdvals(predictor.embed.weight.float()).square()
+    singular: Tensor = torch.linalg.svdvals(predictor.embed.weight.float())
+    return singular.square()
 
 
 def used_patches(masks: Masks, patches: int) -> Tensor:

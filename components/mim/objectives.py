@@ -82,7 +82,7 @@ def low_resolution(features_BND: Tensor, h: int, w: int, how: LowResolution) -> 
     """
     if h % 2 or w % 2:
         raise ValueError(f"low_resolution is {how!r} on a {h}×{w} patch grid; both sides must be even to be halved")
-    maps = features_BND.transpose(1, 2).unflatten(2, (h, w))
+    maps = features_BND.transpose(1, 2).reshape(len(features_BND), -1, h, w)
     if how == "max_pool":
         half = functional.max_pool2d(maps, 2)
     else:

@@ -121,6 +121,7 @@ class Trainer:
             )
 
     def set_schedules(self) -> None:
+        """Sets the rates of the step to come."""
         rates, step, per_epoch = self.params.optimisation, self.step, self.batches.steps_per_epoch
         hold_after = round(rates.hold_after * per_epoch) if rates.hold_after else None
         self.lr = schedules.learning_rate(
@@ -189,20 +190,21 @@ class Trainer:
     def _row(self, done: Step) -> Row:
         """A point of every curve, the same on every worker."""
         full = done.targets.full_BND.float()
-        values = full.new_tensor([[done.loss, full.std(dim=(0, 1)).mean().item()]])
-        loss, target_std = self.gather(values).mean(dim=0).tolist()
+        mean, square = self.gather(torch.stack([full.mean(dim=(0, 1)), full.square().mean(dim=(0, 1))])[None]).mean(
+            dim=0
+        )
         used = self.gather(diagnostics.used_patches(done.masks, self.grid.h * self.grid.w)[None])
         return {
             "step": self.step,
             "epoch": self.step / self.batches.steps_per_epoch,
-            "loss": loss,
+            "loss": self.gather(full.new_tensor([done.loss])).mean().item(),
             "lr": self.lr,
             "weight_decay": self.weight_decay,
             "ema": self.momentum,
             "gradient_norm": done.gradient_norm,
             **diagnostics.norms(self.model.predictor, self.params.stop, self.grid),
             **diagnostics.spread(self.gather(self._pooled(done))),
-            "target_std": target_std,
+            "target_std": (square - mean.square()).clamp_min(0).sqrt().mean().item(),
             "context_length": done.masks.context_BK.shape[1],
             "mask_coverage": used.amax(dim=0).mean().item(),
         }

@@ -31,10 +31,10 @@ from components.pretrain.contract import (  # noqa: E402
     PretrainMetrics,
     PretrainOutputs,
     PretrainParams,
-    Scale,
 )
 from components.pretrain.history import HistoryWriter, Row, following, write_csv  # noqa: E402
 from components.pretrain.loop import State  # noqa: E402
+from components.pretrain.training_params import Scale  # noqa: E402
 from components.pretrain.worker import STATE, train_worker  # noqa: E402
 from components.stage import atomic, fingerprint  # noqa: E402
 

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from components.images.store import Store
-from components.mim.encoder import Encoder
+from components.mim.encoder import VisionEncoder
 from components.mim.weights import load_encoder, untrained_encoder
 
 
@@ -43,7 +43,7 @@ def open_part(folder: Path, dataset: str, kind: str, split: str, limit: int) -> 
     return Part(store, spread(len(store), limit))
 
 
-def encoders(path: Path, height: int, width: int) -> Iterator[tuple[str, Encoder]]:
+def encoders(path: Path, height: int, width: int) -> Iterator[tuple[str, VisionEncoder]]:
     """The pretrained encoder, then itself before its first step. Raises ValueError unless `height` × `width` fits it."""
     for name, load in (("pretrained", load_encoder), ("untrained", untrained_encoder)):
         encoder = load(path)

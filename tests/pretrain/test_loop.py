@@ -134,3 +134,22 @@ def test_a_loss_that_is_no_number_stops_with_what_is_known(tiny: dict[str, Any],
         ValueError, match=r"loss is nan at step 4 \(lr 0\.\d+\); the last finite one was 0\.\d+ at step 3"
     ):
         one.train(poison)
+
+
+def test_target_std_is_that_of_all_targets_of_the_batch(tiny: dict[str, Any], toy_images: Path) -> None:
+    one, rows = trainer(tiny, toy_images), list[Row]()
+    seen = list[torch.Tensor]()
+    update = one.update
+
+    def overheard(batch: Any) -> Any:
+        done = update(batch)
+        seen.append(done.targets.full_BND)
+        return done
+
+    one.update = overheard  # type: ignore[method-assign]
+    one.train(lambda row, checkpoint: rows.append(row))
+    for row, targets in zip(rows, seen, strict=True):
+        assert row["target_std"] == pytest.approx(
+            targets.flatten(0, 1).std(dim=0, correction=0).mean().item(), rel=1e-4
+        )
+        assert 0 < row["mask_coverage"] <= 1 and row["context_length"] >= 4
