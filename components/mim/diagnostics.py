@@ -1,5 +1,6 @@
 """What tells a healthy run from a collapsed one, measured every few steps."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -36,7 +37,7 @@ def _gain(predictor: Predictor) -> float:
     if predictor.config.covariance == "fixed":
         return 1.0
     matrix = predictor.noise_embed if predictor.config.covariance == "untied" else predictor.embed
-    return float(matrix.weight.float().norm()) / float(predictor.config.width) ** 0.5
+    return float(matrix.weight.float().norm()) / math.sqrt(predictor.config.width)
 
 
 @torch.no_grad()

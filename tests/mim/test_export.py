@@ -31,11 +31,15 @@ def made(class_token: bool = False, positions: Any = "sincos") -> Encoder:
     )
     encoder = Encoder(config).eval()
     initialise(encoder, 3, "fan_in")
-    with torch.no_grad():
-        for parameter in encoder.parameters():
-            parameter.add_(
-                0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(parameter.numel()))
-            )
+    return loud(encoder)  # type: ignore[no-any-return]
+
+
+@torch.no_grad()
+def loud(encoder: Any) -> Any:
+    """Every weight of another value, so that none can stand in for another."""
+    generator = torch.Generator().manual_seed(4)
+    for parameter in encoder.parameters():
+        parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator))
     return encoder
 
 
@@ -75,9 +79,7 @@ def test_encoders_of_timm_go_back_to_timm(
     tmp_path: Path, name: str, more: dict[str, Any], height: int, width: int
 ) -> None:
     arguments = {"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 2, "num_heads": 3} | more
-    encoder, pixels = untrained(timm_config(name, arguments), 1).eval(), images(height, width)
-    for parameter in encoder.parameters():
-        parameter.add_(0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(parameter.numel())))
+    encoder, pixels = loud(untrained(timm_config(name, arguments), 1).eval()), images(height, width)
     to_timm(encoder, tmp_path / "model", height, width)
     model = timm.create_model(f"local-dir:{tmp_path / 'model'}", pretrained=True).eval()
     torch.testing.assert_close(model.forward_features(pixels), encoder.tokens(pixels), atol=1e-5, rtol=0)
