@@ -162,7 +162,7 @@ def interleaved(steps: list[Callable[[], float]], pairs: int, device: str) -> li
 def ratio(numerator: list[float], denominator: list[float]) -> str:
     """Median of the pairs' ratios, and the span of their middle half."""
     ratios = sorted(a / b for a, b in zip(numerator, denominator, strict=True))
-    low, high = ratios[len(ratios) // 4], ratios[-len(ratios) // 4 - 1]
+    low, high = ratios[len(ratios) // 4], ratios[-1 - len(ratios) // 4]
     return f"{statistics.median(ratios):.3f} ({low:.3f} to {high:.3f})"
 
 
@@ -210,6 +210,7 @@ def report(size: str, options: argparse.Namespace) -> None:
     print(f"  ours {statistics.median(seconds[0]):.3f} s a step, textbook {statistics.median(seconds[1]):.3f} s")
     print(f"  textbook / ours, time: {ratio(seconds[1], seconds[0])}")
     quiet = trainer(size, batch, device, precision, 0.0)
+    quiet.step = one.step  # the same masks at the same time: context lengths vary from step to step
     del peer
     noise = interleaved([ours(one), ours(quiet)], options.noise_pairs, device)
     print(f"  noise on / noise off, time: {ratio(noise[0], noise[1])}")

@@ -80,10 +80,12 @@ def read_encoder(path: Path, part: Part, image_size: int, patch_size: int, heads
 
 def check_architecture(found: EncoderConfig | TimmConfig, expected: EncoderConfig) -> None:
     """Raises ValueError with every field in which an encoder's file differs from what the params expect."""
-    names = ("image_size", "patch_size", "width", "layers", "heads")
+    names = ["image_size", "patch_size", "width", "layers", "heads"]
+    if isinstance(found, EncoderConfig):  # timm's have tokens and positions of their own
+        names += ["class_token", "positions"]
     wrong = [
         f"{name} is {getattr(found, name)} in the file and {getattr(expected, name)} in the params: "
-        f"set pretrain.encoder.{name} to {getattr(found, name)}"
+        f"set pretrain.encoder.{name} to {str(getattr(found, name)).lower()}"
         for name in names
         if getattr(found, name) != getattr(expected, name)
     ]

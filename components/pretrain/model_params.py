@@ -27,7 +27,7 @@ class Init(Params):
     )
     model: str = Field(
         pattern=r"^[a-z0-9_.]*$",
-        description="timm's name of the model, such as vit_base_patch16_dinov3; empty unless source is timm.",
+        description="timm's name of the model, such as vit_small_patch14_dinov2; empty unless source is timm.",
     )
 
     @model_validator(mode="after")

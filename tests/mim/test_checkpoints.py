@@ -5,6 +5,7 @@ import hashlib
 import os
 import re
 import shlex
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -464,24 +465,24 @@ def test_a_trusted_file_is_cleaned_by_the_command_in_the_message(
 
 def test_other_architectures_are_told_field_by_field(tmp_path: Path) -> None:
     found = read(write(tmp_path / "file.pth", CLASS)).encoder.config
-    check_architecture(
-        found, EncoderConfig(image_size=IMAGE, patch_size=PATCH, width=WIDTH, layers=LAYERS, heads=HEADS)
+    expected = EncoderConfig(
+        image_size=IMAGE, patch_size=PATCH, width=WIDTH, layers=LAYERS, heads=HEADS, class_token=True
     )
+    check_architecture(found, expected)
     with pytest.raises(ValueError) as refusal:
-        check_architecture(found, EncoderConfig(image_size=IMAGE, patch_size=PATCH, width=48, layers=4, heads=HEADS))
+        check_architecture(found, replace(expected, width=48, layers=4, class_token=False))
     assert str(refusal.value) == (
         "the encoder's file is of another architecture. "
         "width is 24 in the file and 48 in the params: set pretrain.encoder.width to 24; "
-        "layers is 2 in the file and 4 in the params: set pretrain.encoder.layers to 2; or name another file"
+        "layers is 2 in the file and 4 in the params: set pretrain.encoder.layers to 2; "
+        "class_token is True in the file and False in the params: set pretrain.encoder.class_token to true; or name another file"
     )
     beit = read(write(tmp_path / "beit.pth", published.beit(True))).encoder
     assert isinstance(beit, TimmEncoder)
     with pytest.raises(
         ValueError, match="heads is 3 in the file and 6 in the params: set pretrain.encoder.heads to 3; or"
     ):
-        check_architecture(
-            beit.config, EncoderConfig(image_size=IMAGE, patch_size=PATCH, width=WIDTH, layers=LAYERS, heads=6)
-        )
+        check_architecture(beit.config, replace(expected, heads=6))
 
 
 def test_the_grid_of_tables_is_exact() -> None:
