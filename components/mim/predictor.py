@@ -1,9 +1,12 @@
 """The predictor: from context tokens and stochastic positions to the target (Algorithm 1, lines 9–13)."""
 
 from dataclasses import asdict, dataclass
+from functools import partial
+from itertools import chain
 from typing import Any, Literal
 
 import torch
+from timm.models.vision_transformer import Block
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -87,5 +90,23 @@ class Predictor(LayerStack):
 
     def forward(self, context: Tensor, masked_BTP: Tensor) -> Tensor:
         """The normed states [B, T, P] of the masked tokens, which `head` turns into predictions."""
-        tokens = torch.cat([context, masked_BTP.to(context.dtype)], dim=1)
-        return self.norm(self.through(self.blocks, tokens)[:, context.shape[1] :])  # type: ignore[no-any-return]
+        tokens, start = torch.cat([context, masked_BTP.to(context.dtype)], dim=1), context.shape[1]
+        # Nothing reads the context after the last layer, so it is not computed there: half of that layer's work.
+        last = partial(queried, self.blocks[-1], start)
+        return self.norm(self.through(chain(self.blocks[:-1], [last]), tokens))  # type: ignore[no-any-return]
+
+
+def queried(layer: Block, start: int, tokens_BNP: Tensor) -> Tensor:
+    """`layer` at the tokens from `start` on, [B, N-start, P]; the ones before are keys and values only."""
+    attention, normed, wanted = layer.attn, layer.norm1(tokens_BNP), tokens_BNP[:, start:]
+    width, qkv = tokens_BNP.shape[-1], attention.qkv
+
+    def heads(tokens: Tensor, rows: slice) -> Tensor:
+        projected = functional.linear(tokens, qkv.weight[rows], qkv.bias[rows])
+        split = projected.view(*projected.shape[:2], -1, attention.num_heads, attention.head_dim)
+        return split.permute(2, 0, 3, 1, 4)
+
+    (query,), (key, value) = heads(normed[:, start:], slice(width)), heads(normed, slice(width, None))
+    seen = functional.scaled_dot_product_attention(query, key, value)
+    wanted = wanted + attention.proj(seen.transpose(1, 2).flatten(2))
+    return wanted + layer.mlp(layer.norm2(wanted))  # type: ignore[no-any-return]

@@ -93,15 +93,17 @@ class Trainer:
         """
         since, first = time.monotonic(), self.step
         for batch in self.batches.steps(self.step, self.steps or 1):
+            next_step = self.step + (self.steps > 0)
+            last = next_step == self.steps
+            checkpoint = last or next_step % self.params.checkpoint_every == 0
+            due = checkpoint or next_step % self.params.log_every == 0 or next_step == 1
             if self.steps:
                 self.set_schedules()
-                done = self.update(batch)
-                self.step += 1
+                done = self.update(batch, measure=due)
             else:
                 done = self._look(batch)
-            last = self.step == self.steps
-            checkpoint = last or self.step % self.params.checkpoint_every == 0
-            if last or checkpoint or self.step % self.params.log_every == 0 or self.step == 1:
+            self.step = next_step
+            if due:
                 row = self._row(done)
                 now = time.monotonic()
                 row |= self._pace(now - since, self.step - first)
@@ -143,20 +145,23 @@ class Trainer:
         self.momentum = schedules.ema_momentum(step, steps=self.steps, start=rates.ema, final=rates.final_ema)
         set_rates(self.adamw, self.lr, self.weight_decay)
 
-    def update(self, batch: Batch) -> Step:
-        """One step: masks, noise, targets, loss, gradients, update, moving average."""
+    def update(self, batch: Batch, measure: bool) -> Step:
+        """One step: masks, noise, targets, loss, gradients, update, moving average. `measure` asks for the gradients' norm."""
         loss, images, chosen, targets = self._forward(batch)
         self.adamw.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]
-        parameters = [parameter for parameter in self.model.parameters() if parameter.grad is not None]
-        norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
         self._check_finite(loss.item())
-        if self.params.optimisation.clip_norm:
-            nn.utils.clip_grads_with_norm_(parameters, self.params.optimisation.clip_norm, norm)
+        norm, clip = 0.0, self.params.optimisation.clip_norm
+        if measure or clip:
+            parameters = [parameter for parameter in self.model.parameters() if parameter.grad is not None]
+            total = nn.utils.get_total_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
+            norm = total.item()
+            if clip:
+                nn.utils.clip_grads_with_norm_(parameters, clip, total)
         self.adamw.step()
         if self.target:
             update_target(self.target, self.model.encoder, self.momentum)
-        return Step(loss.item(), norm.item(), images, chosen, targets)
+        return Step(loss.item(), norm, images, chosen, targets)
 
     @torch.no_grad()
     def _look(self, batch: Batch) -> Step:

@@ -1,18 +1,21 @@
 """Draws are functions of key and place alone."""
 
+import pytest
 import torch
 from scipy import stats
 
 from components.mim import keys
 
 
-def test_a_place_draws_the_same_alone_in_any_order_and_in_any_company() -> None:
+@pytest.mark.parametrize("count", [33, keys.LONG + 1])
+def test_a_place_draws_the_same_alone_in_any_order_and_in_any_company(count: int) -> None:
     everyone = torch.arange(100)
-    together = keys.normal(7, everyone, 33)
+    together = keys.normal(7, everyone, count)
+    assert len(together.unique(dim=0)) == 100
     shuffled = torch.randperm(100, generator=torch.Generator().manual_seed(0))
-    assert torch.equal(keys.normal(7, shuffled, 33), together[shuffled])
+    assert torch.equal(keys.normal(7, shuffled, count), together[shuffled])
     for place in (0, 15, 16, 99):
-        assert torch.equal(keys.normal(7, torch.tensor([place]), 33)[0], together[place])
+        assert torch.equal(keys.normal(7, torch.tensor([place]), count)[0], together[place])
 
 
 def test_draws_follow_their_distribution_and_differ_between_places_and_keys() -> None:

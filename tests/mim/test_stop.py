@@ -13,7 +13,7 @@ from components.mim.blocks import Masks
 from components.mim.encoder import EncoderConfig
 from components.mim.model import MaskedImageModel
 from components.mim.positions import ApplyTo, Covariance, Noise, draw_noise, sincos
-from components.mim.predictor import PredictorConfig
+from components.mim.predictor import PredictorConfig, queried
 from components.mim.weights import build
 
 ENCODER = EncoderConfig(image_size=32, patch_size=8, width=24, layers=2, heads=2)
@@ -30,7 +30,7 @@ class Stop:
 
 def model(mask_token: bool = True, bias_on_noise: bool = False, covariance: Covariance = "learned") -> MaskedImageModel:
     predictor = PredictorConfig(
-        encoder_width=24, output_width=24, width=16, layers=1, heads=2, mask_token=mask_token,
+        encoder_width=24, output_width=24, width=16, layers=2, heads=2, mask_token=mask_token,
         bias_on_noise=bias_on_noise, covariance=covariance,
     )  # fmt: skip
     built = build(ENCODER, predictor, seed=0, weight_init="fixed")
@@ -123,6 +123,17 @@ def test_blocks_do_not_see_each_other_and_equal_blocks_share_a_pass() -> None:
     torch.testing.assert_close(together[1], alone[0])
     uneven = Masks(MASKS.context_BK, [MASKS.targets[0], torch.tensor([[10, 14, 15]] * 3), MASKS.targets[1]])
     torch.testing.assert_close(net.predict(IMAGES, uneven, None)[2], alone[0])
+
+
+@pytest.mark.parametrize("start", [0, 1, 4])
+def test_the_last_layer_computes_nothing_that_is_not_read(start: int) -> None:
+    layer, tokens = model().predictor.blocks[1], torch.randn(3, 7, 16, generator=torch.Generator().manual_seed(4))
+    tokens.requires_grad_(True)
+    whole, part = layer(tokens)[:, start:], queried(layer, start, tokens)
+    torch.testing.assert_close(part, whole, rtol=1e-5, atol=1e-6)
+    one, other = (torch.autograd.grad(output.square().sum(), [tokens, *layer.parameters()]) for output in (whole, part))
+    for a, b in zip(one, other, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
 
 
 def gradient(net: MaskedImageModel, encoded: Tensor, noise: Tensor | None) -> Tensor:

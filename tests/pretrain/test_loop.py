@@ -141,8 +141,8 @@ def test_target_std_is_that_of_all_targets_of_the_batch(tiny: dict[str, Any], to
     seen = list[torch.Tensor]()
     update = one.update
 
-    def overheard(batch: Any) -> Any:
-        done = update(batch)
+    def overheard(batch: Any, measure: bool) -> Any:
+        done = update(batch, measure)
         seen.append(done.targets.full_BND)
         return done
 

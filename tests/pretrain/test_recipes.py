@@ -45,7 +45,7 @@ def test_every_parameter_gets_a_gradient(name: str, toy_images: Path) -> None:
     rows = []
     batch = next(iter(batches.steps(0, 1)))
     one.set_schedules()
-    one.update(batch)
+    one.update(batch, measure=True)
     for key, parameter in one.model.named_parameters():
         assert parameter.grad is not None and parameter.grad.abs().sum() > 0, key
     one.steps = 1  # the loop's own last step, with its row

@@ -46,7 +46,7 @@ def numbers(values: dict[str, Any], toy: Path) -> Numbers:
     assert len(gradients) == len(list(model.parameters()))
     for batch in steps:
         one.set_schedules()
-        one.update(batch)
+        one.update(batch, measure=True)
         one.step += 1
     return {
         "crops": [steps[0].pixels],
@@ -147,7 +147,7 @@ def test_decay_of_a_touches_a_alone(tiny: dict[str, Any], toy_images: Path) -> N
         one = start(changed(tiny, {"optimisation.decay_A": decay, "optimisation.weight_decay": 0.4}), toy_images)
         first = one.model.predictor.embed.weight.detach().clone()
         one.set_schedules()
-        one.update(next(iter(one.batches.steps(0, 1))))
+        one.update(next(iter(one.batches.steps(0, 1))), measure=False)
         found.append({name: tensor.clone() for name, tensor in one.model.state_dict().items()})
     name = "predictor.embed.weight"
     assert all(torch.equal(tensor, found[1][key]) for key, tensor in found[0].items() if key != name)
