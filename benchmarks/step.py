@@ -105,6 +105,7 @@ def textbook(one: Trainer) -> Callable[[], float]:
     peer = Step(trained, narrow, target, 0.0, 0.0)
     mirror = copy.copy(one)  # its step counter and rates, not its weights
     mirror.adamw, mirror.step = peer.adamw, 0
+    del mirror.model, mirror.wrapped, mirror.target
 
     def step() -> float:
         mirror.set_schedules()
@@ -160,6 +161,21 @@ def interleaved(steps: list[Callable[[], float]], pairs: int, device: str) -> li
     return seconds
 
 
+def noise_alone(one: Trainer) -> float:
+    """Fewest seconds of what a step does for noise and for nothing else: the draw, A·n and its gradient."""
+    places = one.batches.batch.places.to(one.device)  # type: ignore[attr-defined]
+    drawn = masks.sample(0, 0, places, one.grid, one.params.masks)
+    stop = one.params.stop.model_copy(update={"noise_std": 0.25})
+
+    def alone() -> float:
+        noise = draw_noise(stop, 0, 0, places, drawn, one.params.encoder.width, one.params.predictor.width)
+        for block in (noise.masked if noise else None) or []:
+            one.model.predictor.stray(block).sum().backward()
+        return 0.0
+
+    return min(timed(alone, one.device.type) for _ in range(20))
+
+
 def ratio(numerator: list[float], denominator: list[float]) -> str:
     """Of the fastest steps, which others' work on the machine spoils least; then the median pair and the middle half of all pairs."""
     ratios = sorted(a / b for a, b in zip(numerator, denominator, strict=True))
@@ -180,7 +196,7 @@ def measure_peak(size: str, variant: str, options: argparse.Namespace) -> None:
     one = trainer(size, options.batch, options.device, options.precision)
     step = textbook(one) if variant == "textbook" else ours(one, 0.0 if variant == "quiet" else 0.25)
     if variant == "textbook":
-        del one.model, one.target, one.adamw
+        del one.model, one.wrapped, one.target, one.adamw
     step()  # what is made once, such as the optimiser's moments
     if options.device == "cuda":
         torch.cuda.reset_peak_memory_stats()
@@ -214,6 +230,7 @@ def report(size: str, options: argparse.Namespace) -> None:
     del peer
     noise = interleaved([ours(one), ours(one, 0.0)], options.noise_pairs, device)
     print(f"  noise on / noise off, time: {ratio(noise[0], noise[1])}")
+    print(f"  what the noise itself takes: {noise_alone(one) / min(noise[1]):.4f} of a step without it")
     del one
     peaks = {variant: peak(size, variant, options) for variant in VARIANTS}
     print("  peak memory of a step, MiB: " + ", ".join(f"{name} {mib:.0f}" for name, mib in peaks.items()))
@@ -227,8 +244,8 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=4)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--precision", choices=["fp32", "bf16"], default="fp32")
-    parser.add_argument("--pairs", type=int, default=8, help="steps of each side, ours against the textbook's")
-    parser.add_argument("--noise-pairs", type=int, default=24, help="steps of each side, noise on against off")
+    parser.add_argument("--pairs", type=int, default=12, help="steps of each side, ours against the textbook's")
+    parser.add_argument("--noise-pairs", type=int, default=40, help="steps of each side, noise on against off")
     parser.add_argument("--peak", choices=VARIANTS, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.peak:

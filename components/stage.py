@@ -24,7 +24,7 @@ STAGES = ("prepare", "pretrain", "linear_probe", "davis", "clevr", "report")
 class Params(BaseModel):
     """Values of one params file or of a section of it. Unknown keys and wrong types are refused."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
 class Inputs(BaseModel):

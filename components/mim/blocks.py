@@ -14,6 +14,10 @@ class Masks(NamedTuple):
     context_BK: Tensor
     targets: list[Tensor]
 
+    def to(self, device: torch.device) -> "Masks":
+        """The same on another device."""
+        return Masks(self.context_BK.to(device), [target.to(device) for target in self.targets])
+
 
 def free_patches(corners: Tensor, grid: Size, context: Size, targets: list[Size]) -> Tensor:
     """Patches inside the context block and outside every target block: bool [B, N]."""

@@ -9,6 +9,7 @@ from components.mim.checkpoint_file import CheckpointFile, open_checkpoint
 from components.mim.encoder import EncoderConfig, VisionEncoder
 from components.mim.fitting import Wanted
 from components.mim.layouts import Part, Weights
+from components.mim.normalisation import IMAGENET, adapt, of_timm
 from components.mim.timm_encoder import TimmConfig, licence
 
 EXPORT = "export"
@@ -60,21 +61,24 @@ def read_encoder(path: Path, part: Part, image_size: int, patch_size: int, heads
     """The encoder in a published file, or in one for timm's `model`; trained at `image_size` pixels per side.
 
     `part` chooses where a file holds two; the only one of a file counts as target_encoder. Files of this project know their own
-    sizes. Raises ValueError for a file that is unreadable, unsafe, unknown, or does not fit in each of its tensors.
+    sizes. Whatever normalisation of images it was trained with, it now expects ImageNet's. Raises ValueError for a file that is
+    unreadable, unsafe, unknown, or does not fit in each of its tensors.
     """
     file = open_checkpoint(path)
     if model:
         weights = layouts.section(file, part)
         converted = conversion.of_timm(file, weights, image_size, model)
-        return _imported(
-            file, converted, f"timm {model}", weights.part, layouts.LICENCES.get(weights.layout) or licence(model)
-        )
+        known = weights.layout in layouts.LICENCES  # by its outer names, as I-JEPA's ViT-g
+        adapt(converted.encoder, IMAGENET if known else of_timm(model))
+        terms = layouts.LICENCES[weights.layout] if known else licence(model)
+        return _imported(file, converted, f"timm {model}", weights.part, terms)
     if "model" in file.metadata or EXPORT in file.metadata:
         layouts.check_only(file, part)
         return _ours(file)
     weights = layouts.find(file, part)
     convert = conversion.beit_like if weights.layout in layouts.BEIT_LIKE else conversion.plain
     converted = convert(file, weights, Wanted(image_size, patch_size, heads))
+    adapt(converted.encoder, layouts.NORMALISED.get(weights.layout, IMAGENET))
     return _imported(file, converted, weights.layout, weights.part, layouts.LICENCES[weights.layout])
 
 

@@ -1,5 +1,6 @@
 """The Vision Transformer encoder (context and target): patches in, one token per patch out."""
 
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -59,8 +60,7 @@ class LayerStack(nn.Module):
 
     def through(self, layers: Iterator[Layer] | nn.ModuleList, tokens_BND: Tensor) -> Tensor:
         """The last of `each`."""
-        *_, last = self.each(layers, tokens_BND)
-        return last
+        return deque(self.each(layers, tokens_BND), maxlen=1).pop()
 
     def each(self, layers: Iterator[Layer] | nn.ModuleList, tokens_BND: Tensor) -> Iterator[Tensor]:
         """The tokens after each layer."""
@@ -114,7 +114,7 @@ class VisionEncoder(LayerStack):
         if not 1 <= last <= depth:
             raise ValueError(f"last is {last}; this encoder has {depth} layers")
         layers = self.stack(self.grid(*images_BCHW.shape[-2:]), None)
-        outputs = list(self.each(layers, self.embed(images_BCHW)))[-last:]
+        outputs = deque(self.each(layers, self.embed(images_BCHW)), maxlen=last)  # earlier ones are let go on the way
         return [(self.normed(output) if normed else output)[:, self.prefix :] for output in outputs]
 
 
@@ -141,12 +141,12 @@ class Encoder(VisionEncoder):
         h, w = self.grid(*images_BCHW.shape[-2:])
         tokens: Tensor = self.patch_embed(images_BCHW)
         if self.config.positions == "learned":
-            tokens = tokens + learned_positions(self.positions, h, w).to(tokens.dtype)
-        else:
-            tokens = tokens + sincos(h, w, self.config.width).to(tokens)
+            tokens = tokens + learned_positions(self.positions, h, w)
+        else:  # in float32, and so all sums of the residual stream, also where autocast computes layers in bf16
+            tokens = tokens + sincos(h, w, self.config.width).to(tokens.device)
         tokens = tokens if indices_BK is None else gather(tokens, indices_BK)
         if self.prefix:
-            tokens = torch.cat([self.class_token.to(tokens.dtype).expand(len(tokens), -1, -1), tokens], dim=1)
+            tokens = torch.cat([self.class_token.expand(len(tokens), -1, -1), tokens], dim=1)
         return tokens
 
     def stack(self, grid: tuple[int, int], indices_BK: Tensor | None) -> nn.ModuleList:

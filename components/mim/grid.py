@@ -7,7 +7,7 @@ Sampler = Literal["multiblock", "legacy", "random"]
 
 CONTEXT_FRACTION = 0.75
 """Share of the expected number of free context patches that every image of a step keeps. The reference cuts a batch to its
-smallest context instead, so that its context shrinks as the batch grows (27% at 32 images, 40% at 256, on a 14×14 grid)."""
+smallest context instead, so that its context shrinks as the batch grows (by 31% at 32 images, 40% at 256, on a 14×14 grid)."""
 
 
 class Size(NamedTuple):
@@ -124,6 +124,11 @@ def check_masks(grid: Size, masks: MaskSettings) -> int:
     where = f"masks on a {grid.h}×{grid.w} patch grid"
     if masks.sampler == "random":
         worst = random_context(grid, masks)
+        if worst == grid.h * grid.w:
+            raise ValueError(
+                f"{where}, of which hidden_ratio {masks.hidden_ratio} hides none; nothing would be predicted: raise hidden_ratio above "
+                f"{1 / worst:.3g}"
+            )
         cause = f"hidden_ratio {masks.hidden_ratio}"
         way_out = "a lower hidden_ratio"
     elif masks.sampler == "legacy":

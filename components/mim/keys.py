@@ -24,17 +24,19 @@ def key(*parts: int | str) -> int:
 
 
 def uniform(purpose: int, places_B: Tensor, count: int) -> Tensor:
-    """`count` uniform draws in [0, 1) for each of the int64 `places_B`: float32 [B, count] on their device."""
-    return _draws(torch.rand, purpose, places_B, count)
+    """`count` uniform draws in [0, 1) for each of the int64 `places_B`: float32 [B, count], all on the CPU."""
+    return _draws(torch.rand, purpose, places_B, count, torch.device("cpu"))
 
 
-def normal(purpose: int, places_B: Tensor, count: int) -> Tensor:
-    """`count` standard normal draws for each of the int64 `places_B`: float32 [B, count] on their device."""
-    return _draws(torch.randn, purpose, places_B, count)
+def normal(purpose: int, places_B: Tensor, count: int, device: torch.device | None = None) -> Tensor:
+    """`count` standard normal draws for each of the int64 `places_B` (on the CPU): float32 [B, count] on `device`.
+
+    A GPU draws other numbers than a CPU for the same key.
+    """
+    return _draws(torch.randn, purpose, places_B, count, device or torch.device("cpu"))
 
 
-def _draws(draw: Callable[..., Tensor], purpose: int, places_B: Tensor, count: int) -> Tensor:
-    device = places_B.device
+def _draws(draw: Callable[..., Tensor], purpose: int, places_B: Tensor, count: int, device: torch.device) -> Tensor:
     size = 1 if device.type == "cpu" and count >= LONG else GROUP
     groups, which_B = torch.unique(places_B // size, return_inverse=True)
     generator = torch.Generator(device)
@@ -44,4 +46,4 @@ def _draws(draw: Callable[..., Tensor], purpose: int, places_B: Tensor, count: i
             for group in groups.tolist()
         ]
     )
-    return drawn[which_B, places_B % size]
+    return drawn[which_B.to(device), (places_B % size).to(device)]

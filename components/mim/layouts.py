@@ -20,6 +20,7 @@ from torch import Tensor
 
 from components.mim.checkpoint_file import CheckpointFile
 from components.mim.fitting import is_closed_form
+from components.mim.normalisation import INCEPTION
 
 Part = Literal["target_encoder", "encoder"]
 
@@ -34,6 +35,8 @@ LICENCES: Final = {
     "beit or data2vec": "unknown",  # without lm_head, as after fine-tuning
 }
 """Of the weights that the authors of each method published."""
+NORMALISED: Final = {"beit": INCEPTION, "beit or data2vec": INCEPTION}
+"""What their images are normalised with; all others have ImageNet's mean and deviation."""
 BEIT_LIKE: Final = ("beit", "data2vec", "beit or data2vec")
 """Layouts with relative position biases; the others are plain Vision Transformers."""
 _ASIDE: Final = {  # beginnings of names that a layout knows as no part of its encoder; anything else must fit

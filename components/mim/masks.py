@@ -33,7 +33,7 @@ def block_sizes(seed: int, step: int, grid: Size, settings: MaskSettings) -> tup
 
 
 def sample(seed: int, step: int, places_B: Tensor, grid: Size, settings: MaskSettings) -> Masks:
-    """Masks of the images at `places_B` (int64, their places in the global batch) in one step.
+    """Masks of the images at `places_B` (int64, their places in the global batch) in one step, drawn on the CPU for any device.
 
     An image's masks don't depend on its company, except with `legacy`, which cuts all contexts of a call to the shortest.
     """
@@ -67,7 +67,7 @@ def _corners(seed: int, step: int, places: Tensor, grid: Size, sizes: list[Size]
     After `ATTEMPTS` draws the target blocks are laid on one corner, where `grid.context_length` guarantees room.
     """
     room = torch.tensor([[grid.h - size.h + 1, grid.w - size.w + 1] for size in sizes], device=places.device)
-    corners = torch.empty(len(places), len(sizes), 2, dtype=torch.int64, device=places.device)
+    corners = torch.zeros(len(places), len(sizes), 2, dtype=torch.int64)
     open_images = torch.arange(len(places), device=places.device)
     for attempt in range(ATTEMPTS):
         u = keys.uniform(keys.key(seed, "corners", step, attempt), places[open_images], 2 * len(sizes))

@@ -67,16 +67,16 @@ def learned_positions(table_1ND: Tensor, h: int, w: int) -> Tensor:
 def draw_noise(
     stop: StopSettings, seed: int, step: int, places_B: Tensor, masks: Masks, encoder_width: int, predictor_width: int
 ) -> Noise | None:
-    """The noise of one step, None without any: fresh for every image, block, token and step.
+    """The noise of one step on the device of `masks`, None without any: fresh for every image, block, token and step.
 
-    `places_B` are the images' places in the global batch, so the draw does not depend on the number of workers.
+    `places_B` (on the CPU) are the images' places in the global batch, so the draw does not depend on the number of workers.
     """
     if stop.noise_std == 0:
         return None
     width = predictor_width if stop.covariance == "fixed" else encoder_width
 
     def draw(purpose: str, block: int, patches: int) -> Tensor:
-        draws = keys.normal(keys.key(seed, purpose, step, block), places_B, patches * width)
+        draws = keys.normal(keys.key(seed, purpose, step, block), places_B, patches * width, masks.context_BK.device)
         return draws.view(len(places_B), patches, width).mul_(stop.noise_std)
 
     targets, seen = masks.targets, masks.context_BK.shape[1]

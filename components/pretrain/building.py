@@ -9,6 +9,7 @@ from components.mim.grid import patch_grid
 from components.mim.initialise import initialise
 from components.mim.model import MaskedImageModel, Penalty
 from components.mim.predictor import Predictor, PredictorConfig
+from components.mim.timm_encoder import TimmEncoder
 from components.pretrain.contract import PretrainParams
 
 
@@ -63,4 +64,16 @@ def _encoder(params: PretrainParams, init: Path) -> tuple[VisionEncoder, Report 
         init, params.init.part, expected.image_size, expected.patch_size, expected.heads, params.init.model
     )
     check_architecture(imported.encoder.config, expected)
+    if isinstance(imported.encoder, TimmEncoder):
+        _check_tokens(imported.encoder, expected)
     return imported.encoder.train().requires_grad_(True), imported.report
+
+
+def _check_tokens(encoder: TimmEncoder, expected: EncoderConfig) -> None:
+    """The params are what is logged and compared, so they must tell the truth of a timm model as well."""
+    class_token = encoder.prefix > 0
+    if (expected.class_token, expected.positions) != (class_token, "learned"):
+        raise ValueError(
+            f"timm's {encoder.config.model!r} has {encoder.prefix or 'no'} prefix tokens and learned positions; set "
+            f"pretrain.encoder.class_token to {str(class_token).lower()} and pretrain.encoder.positions to learned"
+        )

@@ -92,6 +92,8 @@ class Trainer:
         features have collapsed and `collapse.action` says fail, then after a checkpoint.
         """
         since, first = time.monotonic(), self.step
+        if not self.steps and self.history:
+            return  # looked at before
         for batch in self.batches.steps(self.step, self.steps or 1):
             next_step = self.step + (self.steps > 0)
             last = next_step == self.steps
@@ -119,7 +121,7 @@ class Trainer:
         if fail:
             raise ValueError(
                 f"{verdict}; collapse.action is 'fail'. A lower optimisation.lr, a momentum optimisation.ema closer to 1 or a larger "
-                f"batch often helps, below width 768 weight_init fan_in; with collapse.action warn the run goes on"
+                f"batch often helps, below width 768 weight_init fan_in. With collapse.action warn such a run goes on; new params train anew"
             )
 
     def set_schedules(self) -> None:
@@ -171,10 +173,10 @@ class Trainer:
 
     def _forward(self, batch: Batch) -> tuple[Tensor, Tensor, Masks, objectives.Targets]:
         params, step = self.params, self.step
-        images, places = normalise(batch.pixels.to(self.device)), batch.places.to(self.device)
-        chosen = masks.sample(params.seed, step, places, self.grid, params.masks)
+        images = normalise(batch.pixels.to(self.device))
+        chosen = masks.sample(params.seed, step, batch.places, self.grid, params.masks).to(self.device)
         widths = params.encoder.width, params.predictor.width
-        noise = draw_noise(params.stop, params.seed, step, places, chosen, *widths)
+        noise = draw_noise(params.stop, params.seed, step, batch.places, chosen, *widths)
         with self._precision():
             targets = objectives.targets(params.objective, self.target, images, params.encoder.patch_size)
             loss: Tensor = self.wrapped(images, chosen, noise, targets)

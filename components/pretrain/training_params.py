@@ -78,6 +78,20 @@ class Optimisation(Params):
             raise ValueError(
                 f"warmup_epochs is {self.warmup_epochs} and epochs {self.epochs}; the warm-up must end before training does"
             )
+        if self.hold_after and not self.warmup_epochs <= self.hold_after < self.epochs:
+            raise ValueError(
+                f"hold_after is {self.hold_after}, with warmup_epochs {self.warmup_epochs} and epochs {self.epochs}; rates can be held "
+                f"from a time after the warm-up and before the end, or never with 0"
+            )
+        for name in ("start_lr", "final_lr"):
+            if getattr(self, name) > self.lr:
+                raise ValueError(
+                    f"{name} is {getattr(self, name)} and lr {self.lr}; lr is the peak: raise it or lower {name}"
+                )
+        if self.final_ema < self.ema:
+            raise ValueError(
+                f"ema is {self.ema} and final_ema {self.final_ema}; the target encoder follows ever more slowly: raise final_ema"
+            )
         return self
 
 

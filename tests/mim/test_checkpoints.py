@@ -1,11 +1,13 @@
 """Published files, built with their own key names, against timm's and transformers' models with the same weights."""
 
 import argparse
+import copy
 import hashlib
 import os
 import re
 import shlex
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +16,10 @@ import pytest
 import timm
 import torch
 from safetensors.torch import save_file
+from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from torch import Tensor
 
-from components.mim import conversion, weights
+from components.mim import conversion, normalisation, weights
 from components.mim.checkpoints import Imported, check_architecture, read_encoder
 from components.mim.encoder import Encoder, EncoderConfig
 from components.mim.fitting import patches_of_table
@@ -39,6 +42,14 @@ def write(path: Path, content: object, **options: Any) -> Path:
 def read(path: Path, part: Any = "target_encoder", model: str = "", **sizes: int) -> Imported:
     wanted = {"image_size": IMAGE, "patch_size": PATCH, "heads": HEADS} | sizes
     return read_encoder(path, part, **wanted, model=model)
+
+
+def seen(images: Tensor, mean: Any, std: Any) -> Tensor:
+    """Images normalised with ImageNet's mean and deviation, as another normalisation has them."""
+    pixels = images * torch.tensor(IMAGENET_DEFAULT_STD).view(3, 1, 1) + torch.tensor(IMAGENET_DEFAULT_MEAN).view(
+        3, 1, 1
+    )
+    return (pixels - torch.as_tensor(mean).view(-1, 1, 1)) / torch.as_tensor(std).view(-1, 1, 1)
 
 
 @torch.no_grad()
@@ -184,14 +195,15 @@ def test_beit_and_data2vec(tmp_path: Path, shared: bool, predicts: int, told: tu
     aside = ("lm_head", "mask_token", "head")
     own = {name: t for name, t in state.items() if not name.startswith(aside) and not name.endswith("position_index")}
     witness.load_state_dict(own, strict=True)
-    expected = witness.fc_norm(witness.forward_features(IMAGES))
+    half = partial(seen, mean=[0.5], std=[0.5]) if told[0] != "data2vec" else (lambda images: images)
+    expected = witness.fc_norm(witness.forward_features(half(IMAGES)))
     torch.testing.assert_close(imported.encoder.tokens(IMAGES), expected, atol=1e-5, rtol=0)
     assert (imported.report.layout, imported.report.part, imported.report.licence) == told
     assert sorted(imported.report.matched) == sorted(own)
     assert sorted(imported.report.ignored) == sorted(set(state) - set(own))
     wide = torch.randn(2, 3, IMAGE + PATCH, IMAGE - PATCH)
     witness.set_input_size((IMAGE + PATCH, IMAGE - PATCH))
-    expected = witness.fc_norm(witness.forward_features(wide))
+    expected = witness.fc_norm(witness.forward_features(half(wide)))
     torch.testing.assert_close(imported.encoder.tokens(wide), expected, atol=1e-5, rtol=0)
     config = imported.encoder.config
     assert (config.image_size, config.patch_size, config.width, config.layers, config.heads) == (
@@ -212,9 +224,10 @@ def test_files_of_timm(tmp_path: Path, name: str) -> None:
     save_file(witness.state_dict(), tmp_path / "model.safetensors", metadata={"format": "pt"})
     imported = read(tmp_path / "model.safetensors", model=name, image_size=160, patch_size=16)
     images = torch.randn(1, 3, 160, 160)
+    given = seen(images, witness.pretrained_cfg["mean"], witness.pretrained_cfg["std"])
     torch.testing.assert_close(
-        imported.encoder.tokens(images), witness.fc_norm(witness.forward_features(images))
-        if name != "test_vit3" else witness.norm(witness.blocks(witness._pos_embed(witness.patch_embed(images)))),
+        imported.encoder.tokens(images), witness.fc_norm(witness.forward_features(given))
+        if name != "test_vit3" else witness.norm(witness.blocks(witness._pos_embed(witness.patch_embed(given)))),
         atol=1e-5, rtol=0,
     )  # fmt: skip
     report = imported.report
@@ -230,6 +243,18 @@ def test_files_of_timm(tmp_path: Path, name: str) -> None:
             model=name,
             image_size=160,
         )
+
+
+@torch.no_grad()
+def test_clip_without_a_bias_takes_its_normalisation_into_the_positions(tmp_path: Path) -> None:
+    name = "vit_base_patch16_clip_224.openai"
+    small = {"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 2, "num_heads": 3}
+    encoder = untrained(timm_config(name, small), 0)
+    before, images = copy.deepcopy(encoder), torch.randn(2, 3, 32, 48, generator=torch.Generator().manual_seed(0))
+    expected = normalisation.of_timm(name)
+    assert encoder.model.patch_embed.proj.bias is None and expected.mean[0] == pytest.approx(0.4815, abs=1e-4)
+    normalisation.adapt(encoder, expected)
+    torch.testing.assert_close(encoder.tokens(images), before.tokens(seen(images, *expected)), atol=2e-5, rtol=0)
 
 
 @torch.no_grad()

@@ -1,7 +1,8 @@
 """What makes StoP StoP: the law of a noisy token, who is noisy, and where gradients go."""
 
+import weakref
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import pytest
@@ -155,3 +156,22 @@ def test_gradient_reaches_a_by_both_paths_and_an_untied_matrix_has_its_own() -> 
     untied = model(covariance="untied")
     assert gradient(untied, torch.zeros(3, 4, 24), noise).norm() == 0
     assert untied.predictor.noise_embed.weight.grad.norm() > 0
+
+
+def test_an_encoder_lets_go_of_what_nobody_reads() -> None:
+    """Outputs of early layers are gone when the last ones are computed: memory does not grow with the depth."""
+    net = build(replace(ENCODER, layers=6), model().predictor.config, 0, "fixed").encoder
+    alive, outputs = list[int](), list[weakref.ref[Tensor]]()
+
+    def watch(_: torch.nn.Module, __: tuple[Tensor, ...], output: Tensor) -> None:
+        alive.append(sum(ref() is not None for ref in outputs))
+        outputs.append(weakref.ref(output))
+
+    for layer in net.blocks:
+        layer.register_forward_hook(watch)
+    with torch.no_grad():
+        net(IMAGES)
+        assert max(alive) <= 2, alive
+        alive.clear(), outputs.clear()
+        assert len(net.layer_tokens(IMAGES, 2)) == 2
+        assert max(alive) <= 3, alive

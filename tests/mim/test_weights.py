@@ -5,6 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from components.mim.encoder import EncoderConfig
+from components.mim.initialise import WeightInit
 from components.mim.model import optimizer, set_rates
 from components.mim.predictor import PredictorConfig
 from components.mim.weights import build, load_encoder, load_predictor, save, untrained_encoder
@@ -60,3 +62,31 @@ def test_a_is_spared_when_asked() -> None:
     decayed, plain = optimizer(net, 1e-3, 0.04, decay_a=False).param_groups
     assert any(parameter is net.predictor.embed.weight for parameter in plain["params"])
     assert len(plain["params"]) == len(optimizer(net, 1e-3, 0.04).param_groups[1]["params"]) + 1
+
+
+@pytest.mark.parametrize("weight_init", ["fixed", "fan_in", "xavier"])
+def test_first_weights_have_the_deviations_of_the_table(weight_init: WeightInit) -> None:
+    """Each estimate is good to 5% at four standard errors; normals are cut at ±2, hundreds of deviations away."""
+    encoder = EncoderConfig(
+        image_size=32, patch_size=8, width=96, layers=1, heads=2, class_token=True, positions="learned"
+    )
+    predictor = PredictorConfig(
+        encoder_width=96, output_width=96, width=64, layers=1, heads=2, mask_token=True, bias_on_noise=False,
+        covariance="untied", positions="learned", grid_side=4,
+    )  # fmt: skip
+    net = build(encoder, predictor, 0, weight_init)
+    for name, parameter in net.named_parameters():
+        if parameter.ndim == 1:
+            assert (parameter == (1.0 if "norm" in name and name.endswith("weight") else 0.0)).all(), name
+            continue
+        rows, columns = len(parameter), parameter[0].numel()
+        embeds = name.endswith(("patch_embed.proj.weight", "embed.weight"))
+        expected = {
+            "fixed": 0.02,
+            "fan_in": (1.0 if embeds else 0.55) / columns**0.5,
+            "xavier": (6 / (rows + columns)) ** 0.5 / 3**0.5,
+        }[weight_init]
+        if name.endswith(("_token", "positions")):
+            expected = 0.02
+        error = 4 / (2 * parameter.numel()) ** 0.5  # of a normal's deviation, relative
+        assert parameter.std().item() == pytest.approx(expected, rel=max(error, 0.02)), name

@@ -14,9 +14,11 @@ import pytest
 
 from components.stage import canonical_yaml
 
+from .test_run import SCRATCH
+
 FLAGS = {
     "encoder": "encoder.safetensors", "predictor": "predictor.safetensors", "state": "state.pt", "history": "history.csv",
-    "masks": "masks.png", "work": "work", "metrics": "metrics.json", "run": "run.json",
+    "spectrum": "spectrum.csv", "masks": "masks.png", "work": "work", "metrics": "metrics.json", "run": "run.json",
 }  # fmt: skip
 
 
@@ -33,6 +35,8 @@ def start(folder: Path, values: dict[str, Any], toy: Path) -> subprocess.Popen[s
         "pretrain.yaml",
         "--dataset",
         str(toy),
+        "--init",
+        str(SCRATCH),
         *flags,
     ]
     return subprocess.Popen(

@@ -84,6 +84,23 @@ def test_what_the_params_say_of_a_file_must_be_so(
         build(PretrainParams(**foreign), ijepa(tmp_path / "published.pth"))
 
 
+def test_what_the_params_say_of_tokens_must_be_so_for_timm_too(tmp_path: Path, foreign: dict[str, Any]) -> None:
+    torch.save(published.beit(True), tmp_path / "published.pth")
+    with pytest.raises(
+        ValueError, match="has 1 prefix tokens and learned positions; set pretrain.encoder.class_token to true"
+    ):
+        build(PretrainParams(**foreign), tmp_path / "published.pth")
+
+
+def test_what_was_looked_at_is_not_looked_at_again(tmp_path: Path, foreign: dict[str, Any], toy_images: Path) -> None:
+    one, rows = trainer(foreign, toy_images, ijepa(tmp_path / "published.pth")), list[Row]()
+    one.train(lambda row, checkpoint: rows.append(row))
+    again = trainer(foreign, toy_images, tmp_path / "published.pth")
+    again.restore(one.state())
+    again.train(lambda row, checkpoint: rows.append(row))
+    assert len(rows) == len(again.history) == 1
+
+
 def trainer(values: dict[str, Any], toy: Path, init: Path) -> Trainer:
     params = PretrainParams(**values)
     return Trainer(
@@ -105,6 +122,7 @@ def test_a_warm_start_trains_every_weight_of_a_foreign_encoder(
         foreign["encoder"]["class_token"] = True
     elif kind == "beit":
         torch.save(published.beit(True), path)
+        foreign["encoder"] |= {"class_token": True, "positions": "learned"}
     else:
         import timm
 
@@ -112,6 +130,7 @@ def test_a_warm_start_trains_every_weight_of_a_foreign_encoder(
         torch.save(timm.create_model(model, img_size=64).state_dict(), path)
         foreign["init"] |= {"source": "timm", "model": model}
         foreign["encoder"] |= {"image_size": 64, "patch_size": 16, "width": 192, "layers": 12, "heads": 3}
+        foreign["encoder"] |= {"class_token": True, "positions": "learned"}
     one, rows = trainer(foreign, toy_images, path), list[Row]()
     before = {name: tensor.clone() for name, tensor in one.model.encoder.state_dict().items()}
     one.train(lambda row, checkpoint: rows.append(row))

@@ -1,7 +1,9 @@
 """The loop: exact resume, the same gradient for any split of the batch, a loud stop on NaN."""
 
 import copy
+import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -153,3 +155,61 @@ def test_target_std_is_that_of_all_targets_of_the_batch(tiny: dict[str, Any], to
             targets.flatten(0, 1).std(dim=0, correction=0).mean().item(), rel=1e-4
         )
         assert 0 < row["mask_coverage"] <= 1 and row["context_length"] >= 4
+
+
+GOLDEN = json.loads((Path(__file__).parents[1] / "goldens/schedules.json").read_text())
+
+
+@pytest.mark.parametrize("recipe", GOLDEN)
+def test_a_trainer_has_the_rates_of_the_reference(tiny: dict[str, Any], toy_images: Path, recipe: str) -> None:
+    golden = GOLDEN[recipe]
+    tiny["optimisation"] |= {
+        "epochs": golden["epochs"], "warmup_epochs": float(golden["warmup_epochs"]), "ema": golden["ema"][0], "final_ema": 1.0,
+    } | {name: golden[name] for name in ("start_lr", "lr", "final_lr", "weight_decay", "final_weight_decay")}  # fmt: skip
+    one = trainer(tiny, toy_images)
+    one.batches = SimpleNamespace(steps_per_epoch=golden["iterations_per_epoch"])  # type: ignore[assignment]
+    one.steps = golden["epochs"] * golden["iterations_per_epoch"]
+
+    def rates(step: int) -> tuple[float, ...]:
+        one.step = step
+        one.set_schedules()
+        decayed, plain = one.adamw.param_groups
+        assert decayed["lr"] == plain["lr"] == one.lr and plain["weight_decay"] == 0
+        assert decayed["weight_decay"] == one.weight_decay
+        return one.lr, one.weight_decay, one.momentum
+
+    columns = zip(golden["iteration"], golden["lr_at"], golden["weight_decay_at"], golden["ema_at"], strict=True)
+    for step, *expected in columns:
+        assert rates(step) == pytest.approx(expected, rel=1e-9)
+    held = float(golden["epochs"] // 2)
+    one.params = PretrainParams(**(tiny | {"optimisation": tiny["optimisation"] | {"hold_after": held}}))
+    at = round(held * golden["iterations_per_epoch"])
+    free, last = rates(at - 1), rates(one.steps - 1)
+    assert last[:2] == pytest.approx(rates(at)[:2], rel=1e-12) and last[0] < free[0]
+    assert last[2] > free[2]  # the momentum goes on
+
+
+def test_bf16_computes_layers_in_bf16_and_sums_in_fp32(tiny: dict[str, Any], toy_images: Path) -> None:
+    losses = {}
+    for precision in ("fp32", "bf16"):
+        tiny["scale"]["precision"] = precision
+        one, seen, streams = trainer(tiny, toy_images), set[torch.dtype](), set[torch.dtype]()
+        for part in (one.model.encoder, one.target):
+            assert part is not None
+            layer = part.blocks[1]
+            layer.register_forward_pre_hook(lambda _, inputs, streams=streams: streams.add(inputs[0].dtype))
+            layer.attn.qkv.register_forward_hook(lambda _, __, output, seen=seen: seen.add(output.dtype))
+        rows = list[Row]()
+        one.train(lambda row, checkpoint, rows=rows: rows.append(row))
+        assert streams == {torch.float32}
+        assert seen == {torch.float32 if precision == "fp32" else torch.bfloat16}
+        assert all(parameter.dtype == torch.float32 for parameter in one.model.parameters())
+        losses[precision] = [row["loss"] for row in rows]
+    assert losses["bf16"] == pytest.approx(losses["fp32"], rel=2e-2) and losses["bf16"] != losses["fp32"]
+
+
+def test_a_state_of_another_model_stops_the_stage(tiny: dict[str, Any], toy_images: Path) -> None:
+    state = trainer(tiny, toy_images).state()
+    tiny["encoder"]["layers"] = 3
+    with pytest.raises(RuntimeError, match="Missing key.*blocks.2"):
+        trainer(tiny, toy_images).restore(state)

@@ -31,6 +31,7 @@ def toy_size(chosen: dict[str, Any]) -> dict[str, Any]:
     chosen["encoder"] |= {"image_size": 40, "patch_size": 4, "width": 24, "layers": 2, "heads": heads}
     chosen["predictor"] |= {"width": 16, "layers": 1, "heads": heads}
     chosen["optimisation"] |= {"global_batch_size": 8, "epochs": 2, "warmup_epochs": 1.0}
+    chosen["optimisation"]["hold_after"] = min(chosen["optimisation"]["hold_after"], 1.5)
     chosen["scale"] |= {"workers": 1, "device": "cpu", "precision": "fp32"}
     chosen["masks"]["min_context"] = min(chosen["masks"]["min_context"], 10)
     return chosen
@@ -53,26 +54,41 @@ def test_every_parameter_gets_a_gradient(name: str, toy_images: Path) -> None:
     assert len(rows) == 1 and all(math.isfinite(value) for value in rows[0].values())
 
 
-PAPER = {  # source: reference configs and the paper's tables
-    "vit_b16": (768, 12, 16, 6, 384, 600, 15, 8e-4, 1e-4, 0.25),
-    "vit_l16": (1024, 24, 16, 12, 384, 600, 15, 8e-4, 1e-4, 0.25),
-    "vit_h16": (1280, 32, 16, 12, 384, 300, 40, 1e-3, 1e-6, 0.20),
-    "vit_h14": (1280, 32, 14, 12, 384, 300, 40, 1e-3, 1e-6, 0.20),
-    "ijepa_vit_h14": (1280, 32, 14, 12, 384, 300, 40, 1e-3, 1e-6, 0.0),
-    "ablation": (768, 12, 16, 6, 384, 300, 15, 1e-3, 1e-4, 0.25),
-    "mae_vit_b16": (768, 12, 16, 8, 512, 1600, 40, 2.4e-3, 0.0, 0.0),
-}
+STOP, PLAIN = ("flip", 0.2, 0.5), (False, 0.0, 0.0)
+RELEASED, ALGORITHM_1 = (False, True), (True, False)  # mask token, bias on noise
+PAPER = {  # source: reference configs and the paper's tables, as method facts
+    "vit_b16": ((768, 12, 12, 16), (6, 384, 12), (600, 15, 2048), (2e-4, 8e-4, 1e-4), (0.04, 0.4), (0.25, *RELEASED), STOP),
+    "vit_l16": ((1024, 24, 16, 16), (12, 384, 16), (600, 15, 2048), (2e-4, 8e-4, 1e-4), (0.04, 0.4), (0.25, *RELEASED), STOP),
+    "vit_h16": ((1280, 32, 16, 16), (12, 384, 16), (300, 40, 2048), (2e-4, 1e-3, 1e-6), (0.04, 0.4), (0.2, *RELEASED), STOP),
+    "vit_h14": ((1280, 32, 16, 14), (12, 384, 16), (300, 40, 2048), (2e-4, 1e-3, 1e-6), (0.04, 0.4), (0.2, *ALGORITHM_1), STOP),
+    "ijepa_vit_h14": ((1280, 32, 16, 14), (12, 384, 16), (300, 40, 2048), (2e-4, 1e-3, 1e-6), (0.04, 0.4), (0.0, *ALGORITHM_1), PLAIN),
+    "ablation": ((768, 12, 12, 16), (6, 384, 12), (300, 15, 2048), (2e-4, 1e-3, 1e-4), (0.04, 0.4), (0.25, *ALGORITHM_1), STOP),
+    "mae_vit_b16": (
+        (768, 12, 12, 16), (8, 512, 16), (1600, 40, 4096), (0.0, 2.4e-3, 0.0), (0.05, 0.05), (0.0, *ALGORITHM_1), ("flip", 0.0, 0.0),
+    ),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", PAPER)
 def test_a_recipe_is_that_of_its_source(name: str) -> None:
     chosen = values(name)
     encoder, predictor, rates = chosen["encoder"], chosen["predictor"], chosen["optimisation"]
+    stop, crops = chosen["stop"], chosen["augmentation"]
     found = (
-        encoder["width"], encoder["layers"], encoder["patch_size"], predictor["layers"], predictor["width"],
-        rates["epochs"], rates["warmup_epochs"], rates["lr"], rates["final_lr"], chosen["stop"]["noise_std"],
-    )  # fmt: skip
+        (encoder["width"], encoder["layers"], encoder["heads"], encoder["patch_size"]),
+        (predictor["layers"], predictor["width"], predictor["heads"]),
+        (rates["epochs"], rates["warmup_epochs"], rates["global_batch_size"]),
+        (rates["start_lr"], rates["lr"], rates["final_lr"]),
+        (rates["weight_decay"], rates["final_weight_decay"]),
+        (stop["noise_std"], stop["mask_token"], stop["bias_on_noise"]),
+        (crops["flip"] and "flip", crops["grayscale"], crops["blur"]),
+    )
     assert found == PAPER[name]
+    mae = name == "mae_vit_b16"
+    assert rates["beta2"] == (0.95 if mae else 0.999) and (mae or (rates["ema"], rates["final_ema"]) == (0.996, 1.0))
+    assert chosen["objective"]["name"] == ("mae" if mae else "ijepa") and encoder["class_token"] == mae
+    assert chosen["masks"]["sampler"] == ("random" if mae else "multiblock")
+    assert crops["crop_scale_min"] == (0.2 if mae else 0.3)
 
 
 @pytest.mark.parametrize("name", RECIPES)

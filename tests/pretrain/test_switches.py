@@ -12,6 +12,7 @@ from torch import Tensor
 from components.images.store import Store
 from components.images.transforms import normalise
 from components.mim import masks, objectives
+from components.mim.encoder import gather
 from components.mim.positions import draw_noise
 from components.pretrain.batches import Batches
 from components.pretrain.contract import PretrainParams
@@ -102,7 +103,19 @@ SWITCHES: list[tuple[dict[str, Any], set[str]]] = [
     ({"optimisation.beta2": 0.95}, {"after", "target encoder"}),
     ({"optimisation.clip_norm": 1e-3}, {"after", "target encoder"}),
     ({"optimisation.ema": 0.5}, {"target encoder", "after"}),
-    ({"optimisation.lr": 1e-4}, {"after", "target encoder"}),
+    ({"optimisation.lr": 2e-3}, {"after", "target encoder"}),
+    ({"optimisation.start_lr": 5e-4}, {"after", "target encoder"}),
+    ({"optimisation.warmup_epochs": 1.0}, {"after", "target encoder"}),
+    ({"optimisation.weight_decay": 0.2}, {"after", "target encoder"}),
+    ({"optimisation.final_weight_decay": 0.04}, {"after", "target encoder"}),
+    ({"optimisation.final_ema": 0.99}, {"target encoder"}),
+    ({"scale.precision": "bf16"}, {"after", "target encoder"}),
+    ({"masks.target_scale_min": 0.4, "masks.target_scale_max": 0.5, "masks.min_context": 1},
+     {"masks", "noise", "predictions", "loss"} | LEARNT),
+    ({"masks.context_scale_min": 0.5, "masks.context_scale_max": 0.6, "masks.min_context": 1},
+     {"masks", "predictions", "loss"} | LEARNT),
+    ({"masks.target_aspect_max": 4.0, "masks.min_context": 1}, {"masks", "noise", "predictions", "loss"} | LEARNT),
+    ({"augmentation.crop_scale_min": 0.9}, {"crops", "targets", "predictions", "loss"} | LEARNT),
     ({"weight_init": "fixed"}, {"first", "targets", "predictions", "loss"} | LEARNT),
     ({"weight_init": "xavier"}, {"first", "targets", "predictions", "loss"} | LEARNT),
     ({"augmentation.grayscale": 0.5}, {"crops", "targets", "predictions", "loss"} | LEARNT),
@@ -177,3 +190,46 @@ def test_data2vec_of_one_layer_is_i_jepa_where_the_final_norm_is_an_identity(
     one = numbers(tiny, toy_images)  # fresh LayerNorms have weight 1 and bias 0
     other = numbers(changed(tiny, {"objective.name": "data2vec"}), toy_images)
     torch.testing.assert_close(one["targets"][0], other["targets"][0], rtol=1e-4, atol=1e-5)
+
+
+def test_pixels_are_normalised_when_asked_and_random_masks_hide_what_is_asked(
+    tiny: dict[str, Any], toy_images: Path
+) -> None:
+    mae = {"objective.name": "mae", "masks.sampler": "random"}
+    one, other = (numbers(changed(tiny, {**mae, "objective.normalise_pixels": on}), toy_images) for on in (True, False))
+    assert not same(one["targets"], other["targets"]) and same(one["predictions"], other["predictions"])
+    assert one["targets"][0].var(dim=-1).mean().item() == pytest.approx(1.0, abs=0.01)
+    half = numbers(changed(tiny, {**mae, "masks.hidden_ratio": 0.5}), toy_images)
+    assert [part.shape[1] for part in one["masks"]] == [4, 12] and [part.shape[1] for part in half["masks"]] == [8, 8]
+
+
+def test_low_resolution_counts_as_much_as_the_full(tiny: dict[str, Any], toy_images: Path) -> None:
+    one = start(changed(tiny, {"objective.low_resolution": "bilinear"}), toy_images)
+    batch = next(iter(one.batches.steps(0, 1)))
+    images = normalise(batch.pixels)
+    drawn = masks.sample(0, 0, batch.places, one.grid, one.params.masks)
+    targets = objectives.targets(one.params.objective, one.target, images, 4)
+    assert targets.low_BND is not None
+    states = one.model.states(images, drawn, None)
+    losses = [
+        objectives.mean_loss([head(s) for s in states], [gather(wanted, block) for block in drawn.targets], "smooth_l1")
+        for head, wanted in (
+            (one.model.predictor.head, targets.full_BND),
+            (one.model.predictor.low_head, targets.low_BND),
+        )
+    ]
+    assert losses[0].item() != pytest.approx(losses[1].item(), rel=1e-3)
+    torch.testing.assert_close(one.model(images, drawn, None, targets), (losses[0] + losses[1]) / 2)
+
+
+def test_clipping_scales_every_gradient_alike(tiny: dict[str, Any], toy_images: Path) -> None:
+    found = []
+    for clip in (0.0, 1e-3):
+        one = start(changed(tiny, {"optimisation.clip_norm": clip}), toy_images)
+        one.set_schedules()
+        done = one.update(next(iter(one.batches.steps(0, 1))), measure=True)
+        found.append((done.gradient_norm, [p.grad.clone() for p in one.model.parameters() if p.grad is not None]))
+    (norm, free), (logged, clipped) = found
+    assert logged == norm > 1e-3  # the curve shows the norm before
+    for a, b in zip(free, clipped, strict=True):
+        torch.testing.assert_close(b, a * (1e-3 / norm), rtol=1e-3, atol=1e-12)
