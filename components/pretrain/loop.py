@@ -121,7 +121,7 @@ class Trainer:
         if fail:
             raise ValueError(
                 f"{verdict}; collapse.action is 'fail'. A lower optimisation.lr, a momentum optimisation.ema closer to 1 or a larger "
-                f"batch often helps, below width 768 weight_init fan_in. With collapse.action warn such a run goes on; new params train anew"
+                f"batch often helps, below width 768 weight_init fan_in. With collapse.action warn it goes on; new params train anew"
             )
 
     def set_schedules(self) -> None:
