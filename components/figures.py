@@ -16,14 +16,18 @@ COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F
 DASHES = ("-", "--", ":")  # lines of one panel differ in print, too
 
 PANELS: tuple[tuple[str, str, dict[str, str]], ...] = (
-    ("Loss", "smooth L1", {"loss": ""}),
+    ("Loss", "loss", {"loss": ""}),
     ("Gradient", "norm of all gradients", {"gradient_norm": ""}),
     ("Learning rate", "learning rate", {"lr": ""}),
     ("Norm of the noise projection", "‖A‖ (Frobenius)", {"A_norm": ""}),
     ("Norms of mask token and bias", "Euclidean norm", {"mask_token_norm": "‖m̃‖, mask token", "b_norm": "‖b‖, bias"}),
     ("Noise beside positions", "rms(A·n) / rms(ψ)", {"noise_ratio": ""}),
     ("Effective rank of the target features", "effective rank (dimensions)", {"effective_rank": ""}),
-    ("Spread of the target features", "standard deviation over a batch", {"feature_std": ""}),
+    (
+        "Spread of features and targets",
+        "standard deviation over a batch",
+        {"feature_std": "features, pooled", "target_std": "targets, patch by patch"},
+    ),
     ("Throughput, all workers", "images / s", {"images_per_second": ""}),
 )
 """Title, y label, and the curves of a panel: their names in a row of the history, and in the legend."""
@@ -64,6 +68,20 @@ def curves(rows: Sequence[Mapping[str, float]]) -> Figure:
         _dress(axes, title, label)
     for axes in grid[-1]:
         axes.set_xlabel("step (updates)")
+    return figure
+
+
+def spectrum(end: Sequence[float], start: Sequence[float]) -> Figure:
+    """Eigenvalues of AAᵀ, the largest first, at the end and at the start of training, on a logarithmic scale."""
+    figure = Figure(figsize=(7, 4.5), dpi=100, layout="constrained")
+    axes = figure.add_subplot()
+    for number, (values, meaning) in enumerate(((end, "at the end"), (start, "at the start"))):
+        places = range(1, len(values) + 1)
+        axes.plot(places, values, color=COLOURS[number], linestyle=DASHES[number], linewidth=1.8, label=meaning)
+    axes.legend()
+    _dress(axes, "Eigenvalues of AAᵀ (times noise_std²: variances of the noise)", "eigenvalue")
+    axes.set_yscale("log")
+    axes.set_xlabel("rank")
     return figure
 
 

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 from sklearn.metrics import confusion_matrix
 
-from components.figures import CELLS_WITH_NUMBERS, LABEL, PANELS, TICKS, confusion, curves
+from components.figures import CELLS_WITH_NUMBERS, LABEL, PANELS, TICKS, confusion, curves, spectrum
 
 DRAWN = [name for _, _, lines in PANELS for name in lines]
 
@@ -50,10 +50,19 @@ def test_each_panel_says_what_it_shows_and_lines_of_one_differ() -> None:
     assert len(set(titles)) == len(PANELS)
     assert all(axes.get_ylabel() for axes in figure.axes)
     assert {axes.get_xlabel() for axes in figure.axes[-3:]} == {"step (updates)"}
-    (norms,) = [axes for axes in figure.axes if len(axes.lines) > 1]
-    legend = norms.get_legend()
-    assert legend and [text.get_text()[:3] for text in legend.get_texts()] == ["‖m̃‖"[:3], "‖b‖"]
-    assert len({(line.get_color(), line.get_linestyle()) for line in norms.lines}) == 2
+    norms, spread = [axes for axes in figure.axes if len(axes.lines) > 1]
+    for axes, beginnings in ((norms, ["‖m̃‖"[:3], "‖b‖"]), (spread, ["fea", "tar"])):
+        legend = axes.get_legend()
+        assert legend and [text.get_text()[:3] for text in legend.get_texts()] == beginnings
+        assert len({(line.get_color(), line.get_linestyle()) for line in axes.lines}) == 2
+
+
+def test_the_spectrum_shows_both_ends() -> None:
+    figure = spectrum([4.0, 1.0, 0.25], [2.0, 2.0, 2.0])
+    (axes,) = figure.axes
+    assert [list(line.get_ydata()) for line in axes.lines] == [[4.0, 1.0, 0.25], [2.0, 2.0, 2.0]]
+    assert axes.get_yscale() == "log" and axes.get_xlabel() == "rank"
+    png(figure)
 
 
 def test_what_a_worker_logs_can_be_drawn() -> None:

@@ -143,7 +143,7 @@ class Encoder(VisionEncoder):
         if self.config.positions == "learned":
             tokens = tokens + learned_positions(self.positions, h, w)
         else:  # in float32, and so all sums of the residual stream, also where autocast computes layers in bf16
-            tokens = tokens + sincos(h, w, self.config.width).to(tokens.device)
+            tokens = tokens + sincos(h, w, self.config.width, tokens.device)
         tokens = tokens if indices_BK is None else gather(tokens, indices_BK)
         if self.prefix:
             tokens = torch.cat([self.class_token.expand(len(tokens), -1, -1), tokens], dim=1)

@@ -37,7 +37,8 @@ class Noise(NamedTuple):
 
 
 @lru_cache(maxsize=32)
-def sincos(h: int, w: int, width: int) -> Tensor:
+@torch.inference_mode(False)  # an evaluation may be the first to ask, and training must be able to use the same table
+def sincos(h: int, w: int, width: int, device: torch.device | None = None) -> Tensor:
     """The fixed table ψ for an h×w grid: float32 [h·w, width], first half from the column, second half from the row.
 
     Frequencies 10000^(-4i/width) as in MAE and I-JEPA, in closed form for any grid. Raises ValueError unless 4 divides width.
@@ -52,7 +53,7 @@ def sincos(h: int, w: int, width: int) -> Tensor:
         torch.cat([torch.sin(axis.flatten()[:, None] * omega), torch.cos(axis.flatten()[:, None] * omega)], dim=1)
         for axis in (columns, rows)
     ]
-    return torch.cat(halves, dim=1).to(torch.float32)
+    return torch.cat(halves, dim=1).to(device, torch.float32)
 
 
 def learned_positions(table_1ND: Tensor, h: int, w: int) -> Tensor:

@@ -64,7 +64,7 @@ class Predictor(LayerStack):
         """ψ of every patch: [N, P]."""
         if self.config.positions == "learned":
             return learned_positions(self.positions, *grid)[0]
-        return sincos(*grid, self.config.width).to(self.embed.weight.device)
+        return sincos(*grid, self.config.width, self.embed.weight.device)
 
     def stray(self, noise: Tensor) -> Tensor:
         """What noise moves a token by [B, T, P]: A·n; N·n when untied; n itself when the covariance is fixed."""

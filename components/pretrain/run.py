@@ -20,7 +20,7 @@ from ray.train import CheckpointConfig, Result, RunConfig, ScalingConfig, Worker
 from ray.train.torch import TorchTrainer  # noqa: E402
 
 from components import progress, tracking  # noqa: E402
-from components.figures import curves  # noqa: E402
+from components.figures import curves, spectrum  # noqa: E402
 from components.images.store import Store  # noqa: E402
 from components.mim import diagnostics, weights  # noqa: E402
 from components.pretrain import preview  # noqa: E402
@@ -199,6 +199,7 @@ def _export(params: PretrainParams, mark: str, state: State, start: Start, outpu
 
 
 def _write_spectrum(path: Path, end: torch.Tensor, start: torch.Tensor) -> None:
+    tracking.log_plot("spectrum.png", spectrum(end.tolist(), start.tolist()))
     rows = zip(range(1, len(end) + 1), end.tolist(), start.tolist(), strict=True)
     write_csv(path, [{"rank": rank, "end": after, "start": before} for rank, after, before in rows])
 

@@ -64,7 +64,7 @@ def test_one_worker_trains_exports_and_logs(once: Path, tiny: dict[str, Any], to
     points = client.get_metric_history(run.info.run_id, "pretrain/gradient_norm")
     assert [point.step for point in points] == [1, 2, 3, 4, 5, 6]
     attached = {file.path for file in client.list_artifacts(run.info.run_id)}
-    assert attached == {"history.csv", "spectrum.csv", "masks.png", "curves.png"}
+    assert attached == {"history.csv", "spectrum.csv", "spectrum.png", "masks.png", "curves.png"}
     expected = preview.draw(PretrainParams(**tiny), Store(toy_images, "train"))
     for path in (once / "masks.png", client.download_artifacts(run.info.run_id, "masks.png")):
         with Image.open(path) as image:
