@@ -104,7 +104,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--root", type=Path, default=Path(__file__).parents[1], help="the project's folder")
     options = parser.parse_args(argv)
     try:
-        changed = write(options.root, compose(options.root, options.presets.split(",")))
+        changed = write(options.root, compose(options.root, [name.strip() for name in options.presets.split(",")]))
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

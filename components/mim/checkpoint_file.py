@@ -93,6 +93,7 @@ def _cleaning(path: Path) -> str:
     source, target = str(path), f"{path}.clean.pth"
     code = (
         f"import torch; d = torch.load({source!r}, map_location='cpu', weights_only=False); "
+        "d = d.state_dict() if hasattr(d, 'state_dict') else d; "
         f"torch.save({{k: v for k, v in d.items() if torch.is_tensor(v) or k in {SECTIONS}}}, {target!r})"
     )
     return shlex.join(["python", "-c", code])

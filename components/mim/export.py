@@ -127,6 +127,7 @@ def to_safetensors(encoder: VisionEncoder, path: Path, about: About | None = Non
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     save_file(_plain(published(encoder) | {"pos_embed": positions}), partial, metadata=metadata)
+    partial.chmod(0o644)
     os.replace(partial, path)
 
 
@@ -149,7 +150,9 @@ def _write(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor
     try:
         (partial / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
         save_file(_plain(tensors), partial / "model.safetensors", metadata={"format": "pt"})
-        partial.chmod(0o755)  # a temporary folder is for its owner only
+        # Temporary folders and safetensors' files are for their owner only.
+        partial.chmod(0o755)
+        (partial / "model.safetensors").chmod(0o644)
         os.replace(partial, folder)
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)

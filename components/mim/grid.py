@@ -160,7 +160,7 @@ def _check_legacy(grid: Size, masks: MaskSettings, where: str) -> int:
     if least <= masks.min_context:
         raise ValueError(
             f"{where} with sampler legacy have blocks of {least} patches; they need more than min_context, {masks.min_context}, or "
-            f"the reference's sampler never ends. Use a larger image_size, a smaller patch_size, a lower min_context, or sampler "
-            f"multiblock"
+            f"the reference's sampler never ends. Use a larger image_size, a smaller patch_size, "
+            f"{'a lower min_context, ' if least > 1 else ''}or sampler multiblock"
         )
     return masks.min_context + 1

@@ -3,9 +3,10 @@
 | layout   | outer names                         | inner names                                | target_encoder / encoder        |
 |----------|-------------------------------------|--------------------------------------------|---------------------------------|
 | ijepa    | target_encoder, encoder, opt …      | module.*                                   | target_encoder / encoder        |
-| dino     | teacher, student, args …; or none   | module.backbone.*, head.*                  | teacher / student               |
+| dino     | teacher, student, args …            | module.backbone.*, head.*                  | teacher / student               |
 | ibot     | teacher, student …; or state_dict   | backbone.*, masked_embed                   | teacher / student               |
 | mocov3   | state_dict                          | module.{momentum,base}_encoder.*           | momentum_ / base_encoder        |
+| vit      | any or none: I-JEPA's, DINO's, DeiT | cls_token or not, head.*                   | the only one                    |
 | mae      | model; or none                      | cls_token, decoder_*, mask_token           | the only one                    |
 | beit     | model, module; or none              | attn.q_bias, *position_bias_table, lm_head | the only one                    |
 | data2vec | as beit                             | lm_head predicts features, not tokens      | the only one                    |
@@ -33,6 +34,7 @@ LICENCES: Final = {
     "beit": "MIT",
     "data2vec": "CC-BY-NC-4.0",  # as its README says of the project; only its code from BEiT is MIT
     "beit or data2vec": "unknown",  # without lm_head, as after fine-tuning
+    "vit": "unknown",
 }
 """Of the weights that the authors of each method published."""
 NORMALISED: Final = {"beit": INCEPTION, "beit or data2vec": INCEPTION}
@@ -41,10 +43,11 @@ BEIT_LIKE: Final = ("beit", "data2vec", "beit or data2vec")
 """Layouts with relative position biases; the others are plain Vision Transformers."""
 _ASIDE: Final = {  # beginnings of names that a layout knows as no part of its encoder; anything else must fit
     "ijepa": (),
-    "mae": ("decoder_", "mask_token"),
+    "mae": ("decoder_", "mask_token", "head."),
     "mocov3": ("head.",),
     "dino": (),
     "ibot": ("masked_embed",),
+    "vit": ("head.",),
     "beit": ("lm_head.", "mask_token", "head.", "rel_pos_bias.relative_position_index"),
 }
 
@@ -123,12 +126,10 @@ def _plain_layout(tensors: Mapping[str, Tensor], file: CheckpointFile) -> str:
     if "masked_embed" in tensors or "state_dict" in file.tree:
         return "ibot"
     if "cls_token" not in tensors:
-        return "ijepa"
+        return "vit"
     table = tensors.get("pos_embed")
-    closed = table is not None and table.ndim == 3 and is_closed_form(table[0, 1:])  # DINO learns its positions
-    return (
-        "mae" if closed or "model" in file.tree or any(name.startswith(_ASIDE["mae"]) for name in tensors) else "dino"
-    )
+    closed = table is not None and table.ndim == 3 and is_closed_form(table[0, 1:])
+    return "mae" if closed or any(name.startswith(("decoder_", "mask_token")) for name in tensors) else "vit"
 
 
 def _aside(layout: str, name: str, tensors: Mapping[str, Tensor]) -> bool:

@@ -51,6 +51,13 @@ class PretrainParams(Params):
                 f"objective.target_layers is {self.objective.target_layers} and encoder.layers {self.encoder.layers}; there are no "
                 f"more layers to average than the encoder has"
             )
+        highest = min(self.encoder.width, self.optimisation.global_batch_size)
+        if self.collapse.effective_rank_floor >= highest:
+            raise ValueError(
+                f"collapse.effective_rank_floor is {self.collapse.effective_rank_floor}, but the effective rank of "
+                f"{self.optimisation.global_batch_size} images' features of width {self.encoder.width} is at most {highest}; every run "
+                f"would count as collapsed: lower it, or raise optimisation.global_batch_size"
+            )
         if self.optimisation.epochs == 0 and self.init.source == "scratch":
             raise ValueError(
                 "optimisation.epochs is 0 and init.source 'scratch', which leaves nothing but noise; give epochs, or the file of a "

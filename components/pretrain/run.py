@@ -23,6 +23,7 @@ from components import progress, tracking  # noqa: E402
 from components.figures import curves, spectrum  # noqa: E402
 from components.images.store import Store  # noqa: E402
 from components.mim import diagnostics, weights  # noqa: E402
+from components.mim.encoder import Encoder  # noqa: E402
 from components.pretrain import preview  # noqa: E402
 from components.pretrain.batches import Batches  # noqa: E402
 from components.pretrain.building import Start, build  # noqa: E402
@@ -49,6 +50,8 @@ def run(params: PretrainParams, inputs: PretrainInputs, outputs: PretrainOutputs
     start = build(params, inputs.init)  # an encoder that doesn't fit is told before any work
     if start.report:
         progress.show("\n".join(start.report.lines()))
+        if isinstance(start.model.encoder, Encoder):
+            progress.show(heads_taken(params.encoder.width, params.encoder.heads))
         tracking.log_tags(start.report.tags())
     mark = fingerprint("pretrain", params, inputs)
     folder = outputs.work / mark
@@ -76,6 +79,17 @@ def run(params: PretrainParams, inputs: PretrainInputs, outputs: PretrainOutputs
     tracking.log_figure(outputs.spectrum)
     _log_curves(state["history"])
     return _metrics(params, state)
+
+
+def heads_taken(width: int, heads: int) -> str:
+    """What can't be checked of a plain ViT's file, for a person to check."""
+    size = width // heads
+    usual = (
+        "as published ViTs have it"
+        if size in (64, 80, 88)
+        else "published ViTs have 64, ViT-H 80, ViT-g 88: is it right?"
+    )
+    return f"heads: {heads}, as pretrain.encoder.heads says, since no shape tells; {size} wide each, {usual}"
 
 
 def _show_masks(params: PretrainParams, store: Store, outputs: PretrainOutputs) -> None:
@@ -132,9 +146,10 @@ def _cluster(scale: Scale) -> Iterator[None]:
         asked = {"CPU": scale.workers * scale.cpus_per_worker, "GPU": scale.workers * (scale.device == "gpu")}
         for kind, count in asked.items():
             if count > total.get(kind, 0):
+                lower = "scale.cpus_per_worker" if kind == "CPU" else "set scale.device to cpu"
                 raise ValueError(
                     f"scale asks for {count} {kind}s ({scale.workers} workers), the Ray cluster has {total.get(kind, 0):.0f}; "
-                    f"lower scale.workers or scale.cpus_per_worker, or set RAY_ADDRESS to a larger cluster"
+                    f"lower scale.workers or {lower}, or set RAY_ADDRESS to a larger cluster"
                 )
         yield
     finally:

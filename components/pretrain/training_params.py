@@ -109,6 +109,14 @@ class Collapse(Params):
     )
     patience: int = Field(ge=1, description="Logged points on end that must be below.")
 
+    @model_validator(mode="after")
+    def _can_fail(self) -> Self:
+        if self.action == "fail" and not (self.effective_rank_floor or self.feature_std_floor):
+            raise ValueError(
+                "action is 'fail' and both floors are 0, so that nothing ever counts as collapsed; give a floor, or action warn"
+            )
+        return self
+
 
 class Scale(Params):
     """How many processes and devices train. The result does not depend on it, up to rounding."""

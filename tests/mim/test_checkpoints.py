@@ -131,7 +131,9 @@ FILES: dict[str, tuple[Any, str, State, tuple[str, str, str]]] = {
     "mae flat": (CLASS | published.mae_decoder(), "target_encoder", CLASS, ("mae", "only", "CC-BY-NC-4.0")),
     "dino teacher": (published.dino(LEARNED, OTHER), "target_encoder", LEARNED, ("dino", "target_encoder", "Apache-2.0")),
     "dino student": (published.dino(LEARNED, OTHER), "encoder", OTHER, ("dino", "encoder", "Apache-2.0")),
-    "dino backbone": (LEARNED, "target_encoder", LEARNED, ("dino", "only", "Apache-2.0")),
+    "dino backbone, or anyone's": (LEARNED, "target_encoder", LEARNED, ("vit", "only", "unknown")),
+    "supervised": (LEARNED | {"head.weight": torch.ones(10, WIDTH), "head.bias": torch.ones(10)}, "target_encoder", LEARNED,
+                   ("vit", "only", "unknown")),
     "ibot state_dict": ({"state_dict": LEARNED | {"masked_embed": torch.ones(1, WIDTH)}}, "target_encoder", LEARNED,
                         ("ibot", "only", "Apache-2.0")),
     "ibot student": (published.dino(LEARNED, OTHER | {"masked_embed": torch.ones(1, WIDTH)}), "encoder", OTHER,
@@ -486,6 +488,22 @@ def test_a_trusted_file_is_cleaned_by_the_command_in_the_message(
     assert (program, option) == ("python", "-c")
     exec(code, {})
     is_vit(read(folder / "checkpoint.pth.clean.pth"), CLASS)
+
+
+def test_a_bare_file_without_class_token_is_nobodys(tmp_path: Path) -> None:
+    imported = read(write(tmp_path / "bare.pth", published.vit(1, False)))
+    is_vit(imported, published.vit(1, False))
+    assert (imported.report.layout, imported.report.licence) == ("vit", "unknown")  # I-JEPA's own files say so
+
+
+def test_a_pickled_module_is_cleaned_by_the_command_of_its_message(tmp_path: Path) -> None:
+    witness = timm.create_model("vit_base_patch16_224", num_classes=0, class_token=True, global_pool="token", **TINY)
+    witness.load_state_dict(CLASS)
+    path = write(tmp_path / "module.pth", witness)
+    with pytest.raises(ValueError, match="was not opened: making it may run code") as refusal:
+        read(path)
+    exec(shlex.split(str(refusal.value).splitlines()[-1])[2], {})
+    is_vit(read(tmp_path / "module.pth.clean.pth"), CLASS)
 
 
 def test_other_architectures_are_told_field_by_field(tmp_path: Path) -> None:

@@ -53,6 +53,7 @@ def images(height: int, width: int) -> Tensor:
 def test_timm_gives_the_same_tokens(tmp_path: Path, class_token: bool, positions: str, height: int, width: int) -> None:
     encoder, pixels = made(class_token, positions), images(height, width)
     to_timm(encoder, tmp_path / "model", height, width, ABOUT)
+    assert (tmp_path / "model/model.safetensors").stat().st_mode & 0o777 == 0o644
     model = timm.create_model(f"local-dir:{tmp_path / 'model'}", pretrained=True).eval()
     torch.testing.assert_close(model.forward_features(pixels), encoder.tokens(pixels), atol=1e-5, rtol=0)
     torch.testing.assert_close(model(pixels), encoder(pixels).mean(1), atol=1e-5, rtol=0)

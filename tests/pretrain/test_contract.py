@@ -55,6 +55,8 @@ def change(values: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
             0,
             "optimisation.epochs is 0 and init.source 'scratch', which leaves nothing but noise",
         ),
+        ("collapse.effective_rank_floor", 16.0, "effective rank of 16 images' features of width 24 is at most 16"),
+        ("collapse.action", "fail", "action is 'fail' and both floors are 0"),
         ("optimisation.hold_after", 0.2, "hold_after is 0.2, with warmup_epochs 0.5 and epochs 2"),
         ("optimisation.hold_after", 2.0, "hold_after is 2.0, with warmup_epochs 0.5 and epochs 2"),
         ("optimisation.hold_after", 1.0, None),

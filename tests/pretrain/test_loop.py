@@ -96,13 +96,13 @@ def test_workers_see_the_crops_that_one_would(tiny: dict[str, Any], toy_images: 
 
 
 def test_a_collapse_is_marked_or_stops_after_a_checkpoint(tiny: dict[str, Any], toy_images: Path) -> None:
-    tiny["collapse"] |= {"effective_rank_floor": 1e6, "patience": 3}
+    tiny["collapse"] |= {"effective_rank_floor": 15.99, "patience": 3}
     rows, due = list[Row](), list[bool]()
     trainer(tiny, toy_images).train(lambda row, checkpoint: rows.append(row))
     assert [row["collapsed"] for row in rows] == [0, 0, 1, 1, 1, 1]
     tiny["collapse"]["action"] = "fail"
     with pytest.raises(
-        ValueError, match=r"features have collapsed: effective_rank is .* at step 3, below 1e\+06 for 3 logged"
+        ValueError, match=r"features have collapsed: effective_rank is .* at step 3, below 15.99 for 3 logged"
     ):
         trainer(tiny, toy_images).train(lambda row, checkpoint: due.append(checkpoint))
     assert due == [False, True, True]  # the last one is the collapse's own
