@@ -50,7 +50,11 @@ def trigger(deployment: Any, name: str, until: Callable[..., None], **parameters
 
         def ended() -> bool:
             state = client.read_flow_run(run.id).state
-            return bool(state and state.is_final())
+            # The server records tasks after their events: the name of a state may be there before its message.
+            recorded = client.read_task_runs(flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=[run.id])))
+            return bool(state and state.is_final()) and all(
+                task.state is not None and task.state.name == task.state_name for task in recorded
+            )
 
         until(ended)
         return client.read_flow_run(run.id)
