@@ -72,6 +72,7 @@ def trainer(size: str, batch: int, device: str, precision: str) -> Trainer:
     for section, chosen in SIZES[size].items():
         values[section] |= chosen
     values |= {"weight_init": "fixed"}
+    values["collapse"] |= {"effective_rank_floor": 0.0}  # no rule for so few images
     values["masks"] |= {"sampler": "legacy", "min_context": 10}
     values["optimisation"] |= {"epochs": 1, "warmup_epochs": 0.0, "global_batch_size": batch, "final_lr": 1e-5}
     values["scale"] |= {"precision": precision, "device": "gpu" if device == "cuda" else "cpu"}
