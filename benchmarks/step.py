@@ -50,8 +50,7 @@ VARIANTS = ("ours", "quiet", "textbook")
 
 
 class Steps:
-    """Stands in for the data: random pixels at the places of one worker. Each step is step 0 again, masks and all, since context
-    lengths vary from step to step."""
+    """Stands in for the data: random pixels at the places of one worker."""
 
     steps_per_epoch = 1000
 
@@ -78,7 +77,16 @@ def trainer(size: str, batch: int, device: str, precision: str) -> Trainer:
     values["scale"] |= {"precision": precision, "device": "gpu" if device == "cuda" else "cpu"}
     params = PretrainParams.model_validate(values)
     steps: Any = Steps(params.encoder.image_size, batch)
-    return Trainer(params, steps, lambda model: model, lambda tensor: tensor, torch.device(device), Path("scratch"))
+    one = Trainer(params, steps, lambda model: model, lambda tensor: tensor, torch.device(device), Path("scratch"))
+    one.step = typical_step(one)
+    return one
+
+
+def typical_step(one: Trainer) -> int:
+    """The one of the first 32 steps whose context is nearest their mean: it is repeated, masks and all, since lengths vary."""
+    places: torch.Tensor = one.batches.batch.places  # type: ignore[attr-defined]
+    lengths = [masks.sample(0, step, places, one.grid, one.params.masks).context_BK.shape[1] for step in range(32)]
+    return min(range(32), key=lambda step: abs(lengths[step] - statistics.mean(lengths)))
 
 
 def ours(one: Trainer, noise_std: float = 0.25) -> Callable[[], float]:
@@ -105,7 +113,7 @@ def textbook(one: Trainer) -> Callable[[], float]:
     narrow.load_state_dict(one.model.predictor.state_dict())
     peer = Step(trained, narrow, target, 0.0, 0.0)
     mirror = copy.copy(one)  # its step counter and rates, not its weights
-    mirror.adamw, mirror.step = peer.adamw, 0
+    mirror.adamw = peer.adamw
     del mirror.model, mirror.wrapped, mirror.target
 
     def step() -> float:
@@ -113,8 +121,8 @@ def textbook(one: Trainer) -> Callable[[], float]:
         batch: Batch = one.batches.batch  # type: ignore[attr-defined]
         mean, std = (torch.tensor(v, device=one.device) * 255 for v in ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)))
         images = ((batch.pixels.to(one.device).float() - mean) / std).permute(0, 3, 1, 2).contiguous()
-        places = batch.places.to(one.device)
-        drawn = masks.sample(one.params.seed, mirror.step, places, one.grid, one.params.masks)
+        places = batch.places
+        drawn = masks.sample(one.params.seed, mirror.step, places, one.grid, one.params.masks).to(one.device)
         widths = encoder.width, predictor.width
         noise = draw_noise(one.params.stop, one.params.seed, mirror.step, places, drawn, *widths)
         bf16 = one.params.scale.precision == "bf16"
@@ -164,8 +172,8 @@ def interleaved(steps: list[Callable[[], float]], pairs: int, device: str) -> li
 
 def noise_alone(one: Trainer) -> float:
     """Fewest seconds of what a step does for noise and for nothing else: the draw, A·n and its gradient."""
-    places = one.batches.batch.places.to(one.device)  # type: ignore[attr-defined]
-    drawn = masks.sample(0, 0, places, one.grid, one.params.masks)
+    places: torch.Tensor = one.batches.batch.places  # type: ignore[attr-defined]
+    drawn = masks.sample(0, one.step, places, one.grid, one.params.masks).to(one.device)
     stop = one.params.stop.model_copy(update={"noise_std": 0.25})
 
     def alone() -> float:
