@@ -1,4 +1,4 @@
-"""Rectangles of patches as indices and as sets, for every image of a batch at once."""
+"""Rectangles of patches as indices and as sets, for every image of a batch at once, on the CPU."""
 
 from typing import NamedTuple
 
@@ -29,14 +29,14 @@ def free_patches(corners: Tensor, grid: Size, context: Size, targets: list[Size]
 
 def inside(corner: Tensor, size: Size, grid: Size) -> Tensor:
     """Patches of the block with its top-left at `corner` [B, 2]: bool [B, N]."""
-    rows = torch.arange(grid.h, device=corner.device) - corner[:, :1]
-    columns = torch.arange(grid.w, device=corner.device) - corner[:, 1:]
+    rows = torch.arange(grid.h) - corner[:, :1]
+    columns = torch.arange(grid.w) - corner[:, 1:]
     in_both = ((rows >= 0) & (rows < size.h)).unsqueeze(2) & ((columns >= 0) & (columns < size.w)).unsqueeze(1)
     return in_both.flatten(1)
 
 
 def block_indices(corner: Tensor, size: Size, grid: Size) -> Tensor:
     """The same patches as indices in raster order: int64 [B, T]."""
-    rows = corner[:, :1] + torch.arange(size.h, device=corner.device)
-    columns = corner[:, 1:] + torch.arange(size.w, device=corner.device)
+    rows = corner[:, :1] + torch.arange(size.h)
+    columns = corner[:, 1:] + torch.arange(size.w)
     return (rows.unsqueeze(2) * grid.w + columns.unsqueeze(1)).flatten(1)

@@ -7,7 +7,7 @@ Sampler = Literal["multiblock", "legacy", "random"]
 
 CONTEXT_FRACTION = 0.75
 """Share of the expected number of free context patches that every image of a step keeps. The reference cuts a batch to its
-smallest context instead, so that its context shrinks as the batch grows (by 31% at 32 images, 40% at 256, on a 14×14 grid)."""
+smallest context instead, so that its context shrinks as the batch grows (by 32% at 32 images, 43% at 256, on a 14×14 grid)."""
 
 
 class Size(NamedTuple):

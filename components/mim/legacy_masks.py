@@ -39,7 +39,7 @@ def sample(seed: int, step: int, places_B: Tensor, grid: Size, settings: MaskSet
 
 def _corners(key: int, places: Tensor, grid: Size, sizes: list[Size]) -> Tensor:
     """Top-left corners [B, M, 2] that leave the last row and column out."""
-    room = torch.tensor([[grid.h - size.h, grid.w - size.w] for size in sizes], device=places.device)
+    room = torch.tensor([[grid.h - size.h, grid.w - size.w] for size in sizes])
     return (keys.uniform(key, places, 2 * len(sizes)).view(-1, len(sizes), 2) * room).to(torch.int64)
 
 
@@ -54,8 +54,8 @@ def _context(
     taken: Tensor,
 ) -> Tensor:
     """Patches of each image's context, before the cut: bool [B, N]."""
-    free = torch.zeros(len(places), grid.h * grid.w, dtype=torch.bool, device=places.device)
-    open_images = torch.arange(len(places), device=places.device)
+    free = torch.zeros(len(places), grid.h * grid.w, dtype=torch.bool)
+    open_images = torch.arange(len(places))
     for attempt in range(PATIENCE * (len(targets) + 1)):
         key, kept = keys.key(seed, "legacy context", step, attempt), len(targets) - attempt // PATIENCE
         corner = _corners(key, places[open_images], grid, [context])

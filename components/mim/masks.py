@@ -66,9 +66,9 @@ def _corners(seed: int, step: int, places: Tensor, grid: Size, sizes: list[Size]
 
     After `ATTEMPTS` draws the target blocks are laid on one corner, where `grid.context_length` guarantees room.
     """
-    room = torch.tensor([[grid.h - size.h + 1, grid.w - size.w + 1] for size in sizes], device=places.device)
+    room = torch.tensor([[grid.h - size.h + 1, grid.w - size.w + 1] for size in sizes])
     corners = torch.zeros(len(places), len(sizes), 2, dtype=torch.int64)
-    open_images = torch.arange(len(places), device=places.device)
+    open_images = torch.arange(len(places))
     for attempt in range(ATTEMPTS):
         u = keys.uniform(keys.key(seed, "corners", step, attempt), places[open_images], 2 * len(sizes))
         drawn = (u.view(-1, len(sizes), 2) * room).to(torch.int64)

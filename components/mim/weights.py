@@ -17,17 +17,22 @@ from components.mim.timm_encoder import TimmConfig, TimmEncoder, untrained
 
 
 def build(
-    encoder: EncoderConfig,
+    encoder: EncoderConfig | VisionEncoder,
     predictor: PredictorConfig,
     seed: int,
     weight_init: WeightInit,
     loss: Loss = "smooth_l1",
     penalty: Penalty = Penalty("none", 0.0),  # noqa: B008 - immutable
 ) -> MaskedImageModel:
-    """A freshly initialised model."""
-    model = MaskedImageModel(Encoder(encoder), Predictor(predictor), loss, penalty)
-    initialise(model, seed, weight_init)
-    return model
+    """A freshly initialised model. An encoder that is one already keeps its weights, and learns from there."""
+    if isinstance(encoder, EncoderConfig):
+        built: VisionEncoder = Encoder(encoder)
+        initialise(built, seed, weight_init, "encoder.")
+    else:
+        built = encoder.train().requires_grad_(True)
+    head = Predictor(predictor)
+    initialise(head, seed, weight_init, "predictor.")
+    return MaskedImageModel(built, head, loss, penalty)
 
 
 def save(path: Path, module: VisionEncoder | Predictor, about: dict[str, Any]) -> None:

@@ -3,12 +3,12 @@
 from pathlib import Path
 from typing import NamedTuple
 
-from components.mim.checkpoints import Report, check_architecture, read_encoder
-from components.mim.encoder import Encoder, EncoderConfig, VisionEncoder
+from components.mim import weights
+from components.mim.checkpoints import Imported, Report, check_architecture, read_encoder
+from components.mim.encoder import EncoderConfig
 from components.mim.grid import patch_grid
-from components.mim.initialise import initialise
 from components.mim.model import MaskedImageModel, Penalty
-from components.mim.predictor import Predictor, PredictorConfig
+from components.mim.predictor import PredictorConfig
 from components.mim.timm_encoder import TimmEncoder
 from components.pretrain.contract import PretrainParams
 
@@ -25,13 +25,17 @@ def build(params: PretrainParams, init: Path) -> Start:
 
     Raises ValueError for a file that is no encoder, or one of another architecture than the params say.
     """
-    encoder, report = _encoder(params, init)
-    predictor = Predictor(predictor_config(params))
-    initialise(predictor, params.seed, params.weight_init, "predictor.")
-    penalty = Penalty(params.stop.penalty, params.stop.penalty_weight)
-    model = MaskedImageModel(encoder, predictor, params.objective.loss, penalty)
+    imported = None if params.init.source == "scratch" else _imported(params, init)
+    model = weights.build(
+        imported.encoder if imported else encoder_config(params),
+        predictor_config(params),
+        params.seed,
+        params.weight_init,
+        params.objective.loss,
+        Penalty(params.stop.penalty, params.stop.penalty_weight),
+    )
     model.checkpointing(params.scale.activation_checkpointing)
-    return Start(model, report)
+    return Start(model, imported.report if imported else None)
 
 
 def encoder_config(params: PretrainParams) -> EncoderConfig:
@@ -54,19 +58,16 @@ def predictor_config(params: PretrainParams) -> PredictorConfig:
     )
 
 
-def _encoder(params: PretrainParams, init: Path) -> tuple[VisionEncoder, Report | None]:
+def _imported(params: PretrainParams, init: Path) -> Imported:
+    """The encoder in the file `init`, if it is what the params say."""
     expected = encoder_config(params)
-    if params.init.source == "scratch":
-        encoder = Encoder(expected)
-        initialise(encoder, params.seed, params.weight_init, "encoder.")
-        return encoder, None
-    imported = read_encoder(
+    found = read_encoder(
         init, params.init.part, expected.image_size, expected.patch_size, expected.heads, params.init.model
     )
-    check_architecture(imported.encoder.config, expected)
-    if isinstance(imported.encoder, TimmEncoder):
-        _check_tokens(imported.encoder, expected)
-    return imported.encoder.train().requires_grad_(True), imported.report
+    check_architecture(found.encoder.config, expected)
+    if isinstance(found.encoder, TimmEncoder):
+        _check_tokens(found.encoder, expected)
+    return found
 
 
 def _check_tokens(encoder: TimmEncoder, expected: EncoderConfig) -> None:

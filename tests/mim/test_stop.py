@@ -175,3 +175,12 @@ def test_an_encoder_lets_go_of_what_nobody_reads() -> None:
         alive.clear(), outputs.clear()
         assert len(net.layer_tokens(IMAGES, 2)) == 2
         assert max(alive) <= 3, alive
+
+
+def test_a_table_that_an_evaluation_asked_for_first_serves_training() -> None:
+    with torch.inference_mode():
+        table = sincos(3, 7, 20)
+    assert not table.is_inference()
+    weight = torch.ones(20, requires_grad=True)
+    (table * weight).sum().backward()  # which must keep the table
+    torch.testing.assert_close(weight.grad, table.sum(dim=0))
