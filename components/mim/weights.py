@@ -26,13 +26,12 @@ def build(
 ) -> MaskedImageModel:
     """A freshly initialised model. An encoder that is one already keeps its weights, and learns from there."""
     if isinstance(encoder, EncoderConfig):
-        built: VisionEncoder = Encoder(encoder)
-        initialise(built, seed, weight_init, "encoder.")
-    else:
-        built = encoder.train().requires_grad_(True)
+        fresh = Encoder(encoder)
+        initialise(fresh, seed, weight_init, "encoder.")
+        return build(fresh, predictor, seed, weight_init, loss, penalty)
     head = Predictor(predictor)
     initialise(head, seed, weight_init, "predictor.")
-    return MaskedImageModel(built, head, loss, penalty)
+    return MaskedImageModel(encoder, head, loss, penalty)
 
 
 def save(path: Path, module: VisionEncoder | Predictor, about: dict[str, Any]) -> None:

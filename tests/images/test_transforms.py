@@ -74,5 +74,7 @@ def test_grey_and_blurred_crops_are_those_of_pillow_in_the_shares_asked_for(pict
     assert np.array_equal(degrade(pixels, draws[0], grayscale=0.0, blur=0.0), pixels)
     grey = degrade(pixels, np.zeros(3, np.float32), grayscale=1.0, blur=0.0)
     assert np.array_equal(grey, np.asarray(Image.fromarray(pixels).convert("L"))[..., None].repeat(3, axis=2))
-    smooth = degrade(pixels, np.array([0, 0, 1], np.float32), grayscale=0.0, blur=1.0)
-    assert np.array_equal(smooth, np.asarray(Image.fromarray(pixels).filter(ImageFilter.GaussianBlur(2.0))))
+    # The first draw decides on colour, the second on blur, the third its radius.
+    smooth = np.asarray(Image.fromarray(pixels).filter(ImageFilter.GaussianBlur(2.0)))
+    assert np.array_equal(degrade(pixels, np.array([0.9, 0.1, 1], np.float32), grayscale=0.5, blur=0.5), smooth)
+    assert np.array_equal(degrade(pixels, np.array([0.1, 0.9, 1], np.float32), grayscale=0.5, blur=0.5), grey)
