@@ -81,7 +81,7 @@ def test_ijepa_and_stop(tmp_path: Path, part: str) -> None:
 
 
 def test_ijepa_is_what_transformers_makes_of_it(tmp_path: Path) -> None:
-    transformers = pytest.importorskip("transformers")
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
     state = published.vit(1, False)
     config = transformers.IJepaConfig(
         hidden_size=WIDTH, num_hidden_layers=LAYERS, num_attention_heads=HEADS, intermediate_size=4 * WIDTH,

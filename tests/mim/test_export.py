@@ -91,7 +91,7 @@ def test_encoders_of_timm_go_back_to_timm(
 @pytest.mark.parametrize(("height", "width"), SIZES)
 @torch.no_grad()
 def test_transformers_gives_the_same_tokens(tmp_path: Path, positions: str, height: int, width: int) -> None:
-    transformers = pytest.importorskip("transformers")
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
     encoder, pixels = made(False, positions), images(height, width)
     to_transformers(encoder, tmp_path / "model", height, width, ABOUT)
     model, loading = transformers.IJepaModel.from_pretrained(tmp_path / "model", output_loading_info=True)
@@ -183,7 +183,7 @@ def test_the_printed_lines_load_what_the_command_wrote(
     tmp_path: Path, to: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     if to == "transformers":
-        pytest.importorskip("transformers")
+        pytest.importorskip("transformers", reason="transformers is not installed")
     encoder = made()
     weights.save(tmp_path / "encoder.safetensors", encoder, ABOUT)
     out, size = str(tmp_path / "it's"), [] if to == "safetensors" else ["--height", "48"]
