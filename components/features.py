@@ -1,6 +1,7 @@
 """Frozen encoders as feature extractors: pooled vectors for probes, a token grid for tracking."""
 
 from collections.abc import Callable, Sequence
+from typing import Literal
 
 import numpy as np
 import torch
@@ -14,6 +15,13 @@ from components.images.transforms import Pixels, normalise
 from components.mim.encoder import VisionEncoder
 
 Features = dict[str, NDArray[np.float32]]
+
+
+def pick(device: Literal["cpu", "gpu"]) -> torch.device:
+    """The torch device an evaluation runs on. Raises ValueError when it asks for a GPU and there is none."""
+    if device == "gpu" and not torch.cuda.is_available():
+        raise ValueError("device is 'gpu', but torch sees no CUDA device here; set device: cpu, or free or mount a GPU")
+    return torch.device("cuda" if device == "gpu" else "cpu")
 
 
 @torch.inference_mode()

@@ -140,8 +140,10 @@ class StageRecord:
             write_json(files["metrics"], values)
             if self._run:
                 named = {f"{self._name}/{key}": value for key, value in flatten(values, "/").items()}
+                numbers, texts = _parted(named)
                 # A curve ends in its final value already; a second point of the same name would bend it.
-                self._run.metrics({key: value for key, value in named.items() if key not in self._run.curves})
+                self._run.metrics({key: value for key, value in numbers.items() if key not in self._run.curves})
+                self._run.tags(texts)
         write_json(files["run"], self._about)
 
 
@@ -217,6 +219,7 @@ def finish_pipeline(root: Path, run_id: str, status: str, finished: Collection[s
     run = Run(uri(root), run_id)
     try:
         run.metrics(headline_metrics(root, finished))
+        run.tags(headline_tags(root, finished))
         current = current_names(root / "params")
         for path in sorted((root / "runs").rglob("*.json")):
             about = json.loads(path.read_text(encoding="utf-8"))
@@ -257,13 +260,29 @@ def beside_previous(root: Path, run_id: str) -> list[Row]:
 
 def headline_metrics(root: Path, finished: Collection[str] | None = None) -> dict[str, float]:
     """`<stage>/<member>/<metric>` from the files under metrics/, whose paths are those names."""
-    values: dict[str, float] = {}
+    return {name: float(value) for name, value in _parted(_headlines(root, finished))[0].items()}
+
+
+def headline_tags(root: Path, finished: Collection[str] | None = None) -> dict[str, str]:
+    """`protocol.<stage>.<member>` of every evaluation, from the same files: what says which scores compare."""
+    return _parted(_headlines(root, finished))[1]
+
+
+def _parted(named: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+    """Numbers by MLflow's name, and texts as tags: `davis/protocol` is the tag `protocol.davis`."""
+    texts = {name: value for name, value in named.items() if isinstance(value, str)}
+    tags = {".".join((name.rpartition("/")[2], *name.split("/")[:-1])): value for name, value in texts.items()}
+    return {name: value for name, value in named.items() if name not in texts}, tags
+
+
+def _headlines(root: Path, finished: Collection[str] | None) -> dict[str, Any]:
+    values: dict[str, Any] = {}
     current = current_names(root / "params")
     for path in sorted((root / "metrics").rglob("*.json")):
         name = path.relative_to(root / "metrics").with_suffix("").as_posix()
         if name in current and _wanted(name, finished):
             nested = json.loads(path.read_text(encoding="utf-8"))
-            values |= {f"{name}/{key}": float(value) for key, value in flatten(nested, "/").items()}
+            values |= {f"{name}/{key}": value for key, value in flatten(nested, "/").items()}
     return values
 
 
