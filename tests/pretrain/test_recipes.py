@@ -16,7 +16,7 @@ from components.stage import read_yaml, validate
 from flows import presets
 
 PROJECT = Path(__file__).parents[2]
-PRESETS = sorted(path.stem for path in (PROJECT / "params/presets").glob("*.yaml"))
+PRESETS = sorted(path.stem for path in (PROJECT / "params/presets").glob("*.yaml") if path.stem != "published")
 RECIPES = [name for name in presets.recipes(PROJECT) if name not in ("demo", "cifar10")]
 
 
@@ -30,9 +30,11 @@ def toy_size(chosen: dict[str, Any]) -> dict[str, Any]:
     heads = 2
     chosen["encoder"] |= {"image_size": 40, "patch_size": 4, "width": 24, "layers": 2, "heads": heads}
     chosen["predictor"] |= {"width": 16, "layers": 1, "heads": heads}
-    chosen["optimisation"] |= {"global_batch_size": 8, "epochs": 2, "warmup_epochs": 1.0}
+    epochs = min(chosen["optimisation"]["epochs"], 2)  # 0 passes an imported encoder on
+    chosen["optimisation"] |= {"global_batch_size": 8, "epochs": epochs, "warmup_epochs": epochs / 2}
     chosen["optimisation"]["hold_after"] = min(chosen["optimisation"]["hold_after"], 1.5)
     chosen["scale"] |= {"workers": 1, "device": "cpu", "precision": "fp32"}
+    chosen["objective"]["target_layers"] = min(chosen["objective"]["target_layers"], 2)
     chosen["masks"]["min_context"] = min(chosen["masks"]["min_context"], 10)
     return chosen
 
