@@ -7,7 +7,8 @@ import time
 
 
 class Meter:
-    """Prints `label 3200/20000 images, 900 images/s, 19 s left`, at most every two seconds and at the end."""
+    """Prints `label 3200/20000 images, 900 images/s, 19 s left`, at most every two seconds, less often the
+    longer it takes, and at the end."""
 
     def __init__(self, label: str, total: int, unit: str) -> None:
         self._label, self._total, self._unit = label, total, unit
@@ -18,7 +19,7 @@ class Meter:
         """Counts `count` more units as done."""
         self._done += count
         now = time.monotonic()
-        if self._done < self._total and now - self._last < 2.0:
+        if self._done < self._total and now - self._last < max(2.0, 0.01 * (now - self._start)):
             return
         self._last, rate = now, self._done / max(now - self._start, 1e-9)
         left = (self._total - self._done) / rate

@@ -247,22 +247,27 @@ def fingerprint(stage: str, params: Params, inputs: Inputs) -> str:
     A prepared dataset counts by the content hash in its card, so that nothing large is hashed again; a file by its bytes; any
     other folder by its path. Call it when the stage's `run` module is imported.
     """
-    return digest([stage, params.model_dump(), {name: _content(path) for name, path in inputs}, _code()])
+    return digest([stage, params.model_dump(), {name: _content(path) for name, path in inputs}, code("components")])
+
+
+def file_hash(path: Path) -> str:
+    """sha256 of a file's bytes."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _content(path: Path) -> str:
     if path.is_file():
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
+        return file_hash(path)
     card = path / "card.json"
     return str(json.loads(card.read_text(encoding="utf-8"))["content"]) if card.is_file() else path.name
 
 
-def _code() -> str:
-    """Hash of the source files of all loaded `components` modules, by name and content."""
+def code(*packages: str) -> str:
+    """Hash of the source files of all loaded modules that are or are in `packages`, by name and content."""
     total = hashlib.sha256()
     for name, module in sorted(sys.modules.items()):
         source = getattr(module, "__file__", None)
-        if name.startswith("components.") and source:
+        if f"{name}.".startswith(tuple(f"{package}." for package in packages)) and source:
             total.update(f"{name}\0{Path(source).read_text(encoding='utf-8')}\0".encode())
     return total.hexdigest()

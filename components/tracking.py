@@ -136,7 +136,7 @@ class StageRecord:
         """Writes the files that DVC versions and the same numbers to MLflow."""
         files = dict(self._outputs)
         if "metrics" in files:
-            values = metrics.model_dump()
+            values = metrics.model_dump(exclude_none=True)  # None is what was not measured
             write_json(files["metrics"], values)
             if self._run:
                 named = {f"{self._name}/{key}": value for key, value in flatten(values, "/").items()}

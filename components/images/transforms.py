@@ -1,6 +1,7 @@
 """From decoded images to model input: crops and resizes on uint8, one normalisation for training and evaluation."""
 
 import math
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -36,6 +37,26 @@ def resize_center_crop(image: Image.Image, resize_short_side: int, size: int) ->
     left, top = (image.width - side) / 2, (image.height - side) / 2
     box = (max(left, 0.0), max(top, 0.0), min(left + side, image.width), min(top + side, image.height))
     return np.asarray(image.resize((size, size), Image.Resampling.BICUBIC, box=box))
+
+
+class View(NamedTuple):
+    """What an evaluation sees of an image: always the same height×width pixels of it.
+
+    `resize_short_side` is the length its short side has before the centre is cut; 0 squeezes the whole image instead.
+    """
+
+    height: int
+    width: int
+    resize_short_side: int
+    mirror: bool
+
+    def __call__(self, image: Image.Image) -> Pixels:
+        """uint8 [H, W, 3]. A cut centre is square, of side `height`."""
+        if self.resize_short_side:
+            pixels = resize_center_crop(image, self.resize_short_side, self.height)
+        else:
+            pixels = direct_resize(image, self.height, self.width)
+        return pixels[:, ::-1] if self.mirror else pixels
 
 
 def crop_draws(seed: int, epoch: int, indices_B: NDArray[np.int64]) -> NDArray[np.float32]:

@@ -79,6 +79,8 @@ class VisionEncoder(LayerStack):
     """`image_size`, `patch_size`, `width`, `layers`, `heads` and `as_dict()`."""
     prefix: int
     """C, the number of prefix tokens."""
+    has_class_token: bool
+    """Whether the first prefix token is a class token; the others are registers."""
 
     def embed(self, images_BCHW: Tensor, indices_BK: Tensor | None = None) -> Tensor:
         """Prefix tokens and patch projections with their positions: [B, C+N, D], or [B, C+K, D] at `indices_BK`."""
@@ -108,14 +110,19 @@ class VisionEncoder(LayerStack):
         """Normed tokens of all patches [B, N, D], or of the visible ones only [B, K, D]."""
         return self.tokens(images_BCHW, indices_BK)[:, self.prefix :]
 
-    def layer_tokens(self, images_BCHW: Tensor, last: int, normed: bool = True) -> list[Tensor]:
-        """Patch tokens after each of the `last` layers, earliest first, the final norm applied to each: `last` × [B, N, D]."""
+    def layer_outputs(self, images_BCHW: Tensor, last: int, normed: bool = True) -> list[Tensor]:
+        """Prefix and patch tokens after each of the `last` layers, earliest first, the final norm applied to each:
+        `last` × [B, C+N, D]."""
         depth = self.config.layers
         if not 1 <= last <= depth:
             raise ValueError(f"last is {last}; this encoder has {depth} layers")
         layers = self.stack(self.grid(*images_BCHW.shape[-2:]), None)
         outputs = deque(self.each(layers, self.embed(images_BCHW)), maxlen=last)  # earlier ones are let go on the way
-        return [(self.normed(output) if normed else output)[:, self.prefix :] for output in outputs]
+        return [self.normed(output) if normed else output for output in outputs]
+
+    def layer_tokens(self, images_BCHW: Tensor, last: int, normed: bool = True) -> list[Tensor]:
+        """The patch tokens among `layer_outputs`: `last` × [B, N, D]."""
+        return [output[:, self.prefix :] for output in self.layer_outputs(images_BCHW, last, normed)]
 
 
 class Encoder(VisionEncoder):
@@ -124,7 +131,7 @@ class Encoder(VisionEncoder):
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
         self.config: EncoderConfig = config
-        self.prefix = int(config.class_token)
+        self.prefix, self.has_class_token = int(config.class_token), config.class_token
         self.patch_embed = PatchEmbed(
             img_size=None, patch_size=config.patch_size, in_chans=3, embed_dim=config.width, strict_img_size=False
         )

@@ -71,6 +71,7 @@ class TimmEncoder(VisionEncoder):
         if found != config:
             raise ValueError(f"timm makes {found} of {config.model!r}, but the config is {config}; use timm_config")
         self.prefix = int(self.model.num_prefix_tokens)
+        self.has_class_token = self.model.cls_token is not None
 
     def embed(self, images_BCHW: Tensor, indices_BK: Tensor | None = None) -> Tensor:
         """Prefix tokens and patch projections with the absolute positions that the model has: [B, C+N, D] or [B, C+K, D]."""
