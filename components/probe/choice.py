@@ -1,36 +1,25 @@
 """Trains the grid of heads on one encoder's features and says which head counts."""
 
-import csv
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import torch
 
-from components.probe.heads import Head, fit
-from components.probe.params import HeadParams
-from components.stage import atomic
-
-
-class Task(NamedTuple):
-    """What heads learn: `name` starts progress lines and errors ("clevr count"), `classes` names labels 0, 1, …"""
-
-    name: str
-    classes: Sequence[str]
-    epochs: int
+from components.probe.dataset import Part
+from components.probe.extraction import Features
+from components.probe.grid import Head
+from components.probe.heads import Source, Task, fit
+from components.probe.params import HeadParams, ProbeParams
 
 
 class Rows(NamedTuple):
-    """Labelled features: each set [n,D] float32, labels [n] int, paths [n]. Two views of an image share its path."""
+    """Features to judge heads on, with the labels [n] of their images."""
 
-    features: Mapping[str, np.ndarray]
+    features: Features
     labels: np.ndarray
-    paths: np.ndarray
-
-    def where(self, keep: np.ndarray) -> "Rows":
-        """The rows for which the mask `keep` [n] is true."""
-        return Rows({name: x[keep] for name, x in self.features.items()}, self.labels[keep], self.paths[keep])
 
 
 class Choice(NamedTuple):
@@ -49,6 +38,10 @@ class Choice(NamedTuple):
                 [x if features in ("", head.features) else -1.0 for head, x in zip(self.heads, judge, strict=True)]
             )
         )
+
+    def has(self, features: str) -> bool:
+        """Whether any head reads `features`."""
+        return any(head.features == features for head in self.heads)
 
     def score(self, features: str = "") -> float:
         """Percent of test rows that the chosen head classifies right."""
@@ -80,19 +73,29 @@ def gain(pretrained: float, untrained: float) -> float:
     return round(pretrained - untrained, 9)
 
 
+def check_labels(task: Task, part: Part, labels: np.ndarray) -> None:
+    """Raises ValueError naming dataset and image unless each label [n] is that of a class."""
+    for wrong, what in (
+        (labels < 0, "no label"),
+        (labels >= len(task.classes), f"a label above {len(task.classes) - 1}"),
+    ):
+        if wrong.any():
+            path, card = part.column("path")[wrong][0], part.store.card
+            raise ValueError(
+                f"{task.name}: {int(wrong.sum())} of {len(labels)} images in split {part.store.split!r} of dataset "
+                f"{card['name']!r} have {what}, {str(path)!r} first, and there are {len(task.classes)} classes; heads need a label "
+                f"for each image: prepare the dataset from folders <split>/<class>/"
+            )
+
+
 def check(train: np.ndarray, test: np.ndarray, task: Task) -> None:
     """Raises ValueError unless training labels [n] and test labels [m] can train and judge a classifier."""
-    for split, labels in (("training", train), ("test", test)):
-        if unlabelled := int((labels < 0).sum()):
-            raise ValueError(
-                f"{task.name}: {unlabelled} of {len(labels)} {split} images have no label; heads need labels: prepare "
-                f"the dataset from folders <split>/<class>/"
-            )
     present = np.unique(train)
-    if len(present) < 2 or not len(test):
+    if len(train) < len(task.classes) or len(present) < 2 or not len(test):
         raise ValueError(
-            f"{task.name}: {len(train)} training images of {len(present)} classes and {len(test)} test images; take "
-            f"two classes or more to learn and an image to judge: raise the limits or take other splits"
+            f"{task.name}: {len(train)} training images of {len(present)} classes and {len(test)} test images for "
+            f"{len(task.classes)} classes; take two classes or more to learn, no fewer images than classes, and an image to "
+            f"judge: raise the limits or take other splits"
         )
     if missing := [task.classes[int(label)] for label in np.setdiff1d(test, present)]:
         raise ValueError(
@@ -101,53 +104,44 @@ def check(train: np.ndarray, test: np.ndarray, task: Task) -> None:
         )
 
 
-def split(params: HeadParams, task: Task, labels: np.ndarray, paths: np.ndarray, test_labels: np.ndarray) -> np.ndarray:
+def split(
+    params: ProbeParams, task: Task, train: Part, labels: np.ndarray, test: Part, judged: np.ndarray
+) -> np.ndarray:
     """Mask [n] of the training rows that only choose the head: none in profile paper.
 
-    Needs no features, so that a stage finds bad labels (ValueError) before it encodes anything.
+    `labels` [n] and `judged` [m] are the classes of the two parts. Needs no features, so that a stage finds bad labels
+    (ValueError) before it encodes anything.
     """
+    check_labels(task, train, labels)
+    check_labels(task, test, judged)
     if params.profile == "paper":
-        hold = np.zeros(len(paths), dtype=bool)
-    elif not (hold := held_out(paths, params.holdout_fraction)).any():
+        hold = np.zeros(len(labels), dtype=bool)
+    elif not (hold := held_out(train.column("path"), params.holdout_fraction)).any():
         raise ValueError(
             f"{task.name}: holdout_fraction {params.holdout_fraction} holds out none of {len(hold)} training images: "
             f"raise it, raise train_limit, or take profile 'paper'"
         )
-    check(labels[~hold], test_labels, task)
+    check(labels[~hold], judged, task)
     return hold
 
 
-def choose(params: HeadParams, task: Task, train: Rows, test: Rows) -> Choice:
-    """Trains the grid and scores each head on all of `test`; in profile clean also on the rows held out of `train`."""
-    hold = split(params, task, train.labels, train.paths, test.labels)
-    kept, held = train.where(~hold), train.where(hold)
-    trained = fit(params, task.epochs, kept.features, kept.labels, len(task.classes), task.name)
+def choose(
+    params: HeadParams,
+    task: Task,
+    source: Source,
+    test: Rows,
+    held: Rows | None,
+    seed: int,
+    device: torch.device,
+    work: Path,
+) -> Choice:
+    """Trains the grid on `source` and scores each head on all of `test`, and on the rows `held` out of training if there are any."""
+    trained = fit(params, task, source, seed, device, work)
     predictions = trained.predict(test.features)
-    holdout = None if params.profile == "paper" else accuracy(trained.predict(held.features), held.labels)
+    holdout = None if held is None else accuracy(trained.predict(held.features), held.labels)
     choice = Choice(trained.heads, holdout, accuracy(predictions, test.labels), predictions)
     if (predictions[choice.best()] < 0).any():
         raise ValueError(
             f"{task.name}: every head diverged; learning_rates is {params.learning_rates}: add a lower one"
         )
     return choice
-
-
-def write_heads(path: Path, choices: Mapping[str, Choice]) -> None:
-    """Every head of every choice as CSV, in percent; `holdout_top1` is empty in profile paper, `chosen` is 0 or 1."""
-    with atomic(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(("encoder", *Head._fields, "holdout_top1", "test_top1", "chosen"))
-        for name, choice in choices.items():
-            holdout = [""] * len(choice.heads) if choice.holdout is None else [f"{x:.4f}" for x in choice.holdout]
-            for i, head in enumerate(choice.heads):
-                kind = ("no", "yes")[head.batch_norm]
-                values = (head.features, kind, head.learning_rate, head.weight_decay)
-                writer.writerow((name, *values, holdout[i], f"{choice.test[i]:.4f}", int(i == choice.best())))
-
-
-def write_confusion(path: Path, classes: Sequence[str], actual: np.ndarray, predicted: np.ndarray) -> None:
-    """One CSV row of class names for each scored image: what DVC's `confusion` template draws."""
-    with atomic(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(("actual", "predicted"))
-        writer.writerows((classes[int(a)], classes[int(p)]) for a, p in zip(actual, predicted, strict=True))

@@ -5,11 +5,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from components.images.store import Store
+from components.images.subset import listed
 from components.mim.encoder import VisionEncoder
 from components.mim.weights import load_encoder, untrained_encoder
+from components.stage import file_hash
 
 
 class Part(NamedTuple):
@@ -22,6 +25,23 @@ class Part(NamedTuple):
         """The column's values for the rows in use [n]."""
         return self.store.column(name)[self.rows]
 
+    def labels(self) -> NDArray[np.int64]:
+        """The classes [n] of images, -1 for those that have none."""
+        return self.column("label").astype(np.int64)
+
+    def where(self, keep: NDArray[np.bool_]) -> "Part":
+        """The rows for which the mask `keep` [n] is true."""
+        return Part(self.store, self.rows[keep])
+
+
+class Subject(NamedTuple):
+    """An encoder under examination: `kind` is pretrained or untrained, `path` its file, `mark` names its weights."""
+
+    kind: str
+    encoder: VisionEncoder
+    path: Path
+    mark: str
+
 
 def spread(total: int, limit: int) -> NDArray[np.int64]:
     """At most `limit` of `total` rows at even distances, so that a dataset in order of class keeps all; 0 takes all."""
@@ -29,8 +49,11 @@ def spread(total: int, limit: int) -> NDArray[np.int64]:
     return np.arange(count, dtype=np.int64) * total // max(count, 1)
 
 
-def open_part(folder: Path, dataset: str, kind: str, split: str, limit: int) -> Part:
-    """Rows of a prepared dataset. Raises ValueError when it is another dataset, of another kind, or lacks the split."""
+def open_part(folder: Path, dataset: str, kind: str, split: str, limit: int, names: list[str] | None = None) -> Part:
+    """At most `limit` rows of a prepared dataset, of those that the list `names` has if there is one.
+
+    Raises ValueError when it is another dataset, of another kind, or lacks the split or an image of the list.
+    """
     store = Store(folder, split)
     if store.card["name"] != dataset:
         raise ValueError(
@@ -40,12 +63,22 @@ def open_part(folder: Path, dataset: str, kind: str, split: str, limit: int) -> 
         raise ValueError(
             f"dataset {dataset!r} is of kind {store.card['kind']!r}; this stage needs {kind!r}: name such a dataset"
         )
-    return Part(store, spread(len(store), limit))
+    if names is None:
+        return Part(store, spread(len(store), limit))
+    rows = listed(names, store.column("path"), f"dataset {dataset!r}, split {split!r}")
+    return Part(store, rows[spread(len(rows), limit)])
 
 
-def encoders(path: Path, height: int, width: int) -> Iterator[tuple[str, VisionEncoder]]:
-    """The pretrained encoder, then itself before its first step. Raises ValueError unless `height` × `width` fits it."""
-    for name, load in (("pretrained", load_encoder), ("untrained", untrained_encoder)):
+def subjects(path: Path, height: int, width: int, device: torch.device) -> Iterator[Subject]:
+    """The pretrained encoder, then itself before its first step, on `device`.
+
+    Raises ValueError naming the file unless `height` × `width` fits the encoder.
+    """
+    mark = file_hash(path)
+    for kind, load in (("pretrained", load_encoder), ("untrained", untrained_encoder)):
         encoder = load(path)
-        encoder.grid(height, width)
-        yield name, encoder
+        try:
+            encoder.grid(height, width)
+        except ValueError as error:
+            raise ValueError(f"encoder {str(path)!r}: {error}") from error
+        yield Subject(kind, encoder.to(device), path, f"{mark}-{kind}")

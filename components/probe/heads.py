@@ -1,118 +1,50 @@
-"""Many linear heads on frozen features in one pass.
+"""Trains a grid of linear heads on frozen features in one pass."""
 
-Heads that read the same feature set share one matrix product: batch norm before a linear layer folds into the layer's
-weights, and its statistics depend on the features alone, not on the head. Gradients are written out, as the features
-need none.
-"""
-
-import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import groupby
-from typing import NamedTuple
+from itertools import groupby, tee
+from pathlib import Path
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from components import progress
-from components.mim import keys, schedules
+from components.probe.extraction import Features
+from components.probe.grid import Head, Step, grid, plan
+from components.probe.group import Group
 from components.probe.params import HeadParams
+from components.stage import atomic, digest
 
-MOMENTUM = 0.9
-FINAL_RATE = 0.01  # the cosine ends at this share of the learning rate, as in VISSL's CLEVR recipe: 0.01 to 0.0001
-BATCH_NORM_EPS, BATCH_NORM_MOMENTUM = 1e-5, 0.1
 ROWS_AT_ONCE = 1024
-SECONDS_BETWEEN_LINES = 5.0
+SECONDS_BETWEEN_SAVES = 60.0
 # Below this many multiplications in an update one thread is as fast, and beside other busy processes, where two threads
 # mostly wait for each other, ten times faster.
 SMALL_UPDATE = 2e8
 
 
-class Head(NamedTuple):
-    """One head of the grid. `features` names a feature set; the learning rate is per 256 images."""
+class Task(NamedTuple):
+    """What heads learn: `name` starts progress lines and errors ("clevr count"), `classes` names labels 0, 1, …"""
 
-    features: str
-    batch_norm: bool
-    learning_rate: float
-    weight_decay: float
-
-
-def grid(params: HeadParams, features: Sequence[str]) -> list[Head]:
-    """Every head of the grid; heads of equal `features` and `batch_norm` stand side by side."""
-    kinds = {"both": (False, True), "no": (False,), "yes": (True,)}[params.batch_norm]
-    return [
-        Head(name, kind, rate, decay)
-        for name in features
-        for kind in kinds
-        for rate in params.learning_rates
-        for decay in params.weight_decays
-    ]
+    name: str
+    classes: Sequence[str]
+    epochs: int
 
 
-def batches(rows: int, batch_size: int, epochs: int, seed: int) -> Iterator[tuple[int, Tensor]]:
-    """(epoch, row indices) of each update. An epoch is split evenly, so that no row is dropped and no batch is tiny."""
-    for epoch in range(epochs):
-        order = keys.uniform(keys.key(seed, "probe order", epoch), torch.arange(rows), 1)[:, 0].argsort(stable=True)
-        for batch in order.tensor_split(math.ceil(rows / batch_size)):
-            yield epoch, batch
+class Source(Protocol):
+    """Where heads get the features of a step: from a file, or from images that are encoded now."""
 
+    widths: Mapping[str, int]
+    """The feature sets by name, and how wide each is."""
+    labels: np.ndarray
+    """The class of each row [n]."""
+    mark: str
+    """Names what the features depend on, for sources whose training is kept between runs; else ''."""
 
-class Group:
-    """G heads of one feature set, with or without batch norm: weight [G,C,D], bias [G,C], scale and shift [G,D]."""
-
-    def __init__(self, heads: Sequence[Head], classes: int, width: int, batch_size: int) -> None:
-        self.features, self.batch_norm = heads[0].features, heads[0].batch_norm
-        self.rate = torch.tensor([head.learning_rate * batch_size / 256 for head in heads])
-        self.decay = torch.tensor([head.weight_decay for head in heads])
-        # Zero: softmax regression is convex, so no head owes its score to a lucky draw.
-        self.weight, self.bias = torch.zeros(len(heads), classes, width), torch.zeros(len(heads), classes)
-        self.scale, self.shift = torch.ones(len(heads), width), torch.zeros(len(heads), width)
-        self.mean, self.variance = torch.zeros(width), torch.ones(width)
-        self._velocity = [torch.zeros_like(x) for x in (self.weight, self.bias, self.scale, self.shift)]
-
-    def logits(self, x: Tensor) -> Tensor:
-        """[B,D] → [B,G,C], with the running statistics where there is batch norm."""
-        if not self.batch_norm:
-            return self._affine(x)
-        return self._affine((x - self.mean) * torch.rsqrt(self.variance + BATCH_NORM_EPS))
-
-    def step(self, x: Tensor, labels: Tensor, factor: float) -> None:
-        """One SGD update of every head on the batch `x` [B,D], `labels` [B], at `factor` times the learning rate."""
-        if self.batch_norm:
-            mean = x.mean(0)
-            x = x - mean
-            variance = x.square().mean(0)  # torch.var over the rows is ten times slower
-            self.mean.lerp_(mean, BATCH_NORM_MOMENTUM)
-            self.variance.lerp_(variance * (len(x) / (len(x) - 1)), BATCH_NORM_MOMENTUM)  # unbiased, as torch keeps it
-            x *= torch.rsqrt(variance + BATCH_NORM_EPS)
-        error = torch.softmax(self._affine(x), dim=-1)
-        error[torch.arange(len(x)), :, labels] -= 1
-        error /= len(x)
-        bias_slope = error.sum(0)
-        slope = (error.flatten(1).T @ x).view_as(self.weight)
-        if self.batch_norm:
-            scale_slope = (slope * self.weight).sum(1)
-            shift_slope = torch.einsum("gc,gcd->gd", bias_slope, self.weight)
-            slope.mul_(self.scale[:, None]).addcmul_(bias_slope[:, :, None], self.shift[:, None])
-            self._descend(2, self.scale, scale_slope, factor, decayed=False)
-            self._descend(3, self.shift, shift_slope, factor, decayed=False)
-        self._descend(0, self.weight, slope, factor, decayed=True)
-        self._descend(1, self.bias, bias_slope, factor, decayed=True)
-
-    def _affine(self, x: Tensor) -> Tensor:
-        weight, bias = self.weight, self.bias
-        if self.batch_norm:
-            weight, bias = weight * self.scale[:, None], bias + torch.einsum("gcd,gd->gc", weight, self.shift)
-        return torch.addmm(bias.flatten(), x, weight.flatten(0, 1).T).view(len(x), *bias.shape)
-
-    def _descend(self, slot: int, value: Tensor, slope: Tensor, factor: float, decayed: bool) -> None:
-        shape = (-1,) + (1,) * (value.dim() - 1)
-        if decayed:
-            slope.addcmul_(value, self.decay.view(shape))
-        velocity = self._velocity[slot].mul_(MOMENTUM).add_(slope)
-        value.addcmul_(slope.add_(velocity, alpha=MOMENTUM), self.rate.view(shape), value=-factor)  # Nesterov
+    def features(self, steps: Iterator[Step]) -> Iterator[Mapping[str, Tensor]]:
+        """The feature sets [B, D] of each step's rows, on the device that the heads are on."""
 
 
 class Heads(NamedTuple):
@@ -121,16 +53,16 @@ class Heads(NamedTuple):
     heads: list[Head]
     groups: list[Group]
 
-    def predict(self, features: Mapping[str, np.ndarray]) -> np.ndarray:
-        """The class of each row for each head, -1 where a head has diverged: feature sets [n,D] → int64 [heads, n]."""
-        return np.concatenate([_predict(group, features[group.features]) for group in self.groups])
+    def predict(self, features: Features) -> np.ndarray:
+        """The class of each of n rows for each head, -1 where a head has diverged: int64 [heads, n]."""
+        return np.concatenate([_predict(group, features.of(group.features)) for group in self.groups])
 
 
 def _predict(group: Group, features: np.ndarray) -> np.ndarray:
     rows = torch.split(torch.from_numpy(features), ROWS_AT_ONCE)
-    logits = (group.logits(x) for x in rows)
+    logits = (group.logits(x.to(group.weight.device)) for x in rows)
     # argmax would answer class 0 for a head that is no longer a number, and be right now and then.
-    return torch.cat([x.argmax(-1).where(x.isfinite().all(-1), -1) for x in logits]).T.numpy()
+    return torch.cat([x.argmax(-1).where(x.isfinite().all(-1), -1) for x in logits]).T.cpu().numpy()
 
 
 @contextmanager
@@ -144,36 +76,62 @@ def _threads(count: int) -> Iterator[None]:
 
 
 def fit(
-    params: HeadParams, epochs: int, features: Mapping[str, np.ndarray], labels: np.ndarray, classes: int, where: str
+    params: HeadParams, task: Task, source: Source, seed: int, device: torch.device, work: Path | None = None
 ) -> Heads:
-    """Trains the grid on feature sets [n,D] float32 with `labels` [n] in 0..classes-1; equal input gives equal heads.
+    """Trains the grid on the rows of `source`, whose labels are in 0..C-1; equal input gives equal heads.
 
-    `where` starts progress lines and errors. Raises ValueError for fewer than 2 rows or features that are not finite.
+    With a folder `work` for a source that has a mark, heads are kept at the ends of epochs and an interrupted training goes on
+    from there. Raises ValueError for fewer than 2 rows.
     """
+    labels = torch.from_numpy(source.labels).long()
     if len(labels) < 2:
-        raise ValueError(f"{where}: {len(labels)} training images; heads need 2 or more: raise the train limit")
-    for name, values in features.items():
-        if not np.isfinite(values).all():
-            raise ValueError(
-                f"{where}: feature set {name!r} is not finite; the encoder has diverged: pretrain with a lower rate"
-            )
-    heads = grid(params, list(features))
+        raise ValueError(f"{task.name}: {len(labels)} training images; heads need 2 or more: raise the train limit")
+    heads = grid(params, list(source.widths))
     groups = [
-        Group(list(part), classes, features[key[0]].shape[1], params.batch_size)
+        Group(list(part), len(task.classes), source.widths[key[0]], params, seed, device)
         for key, part in groupby(heads, key=lambda head: (head.features, head.batch_norm))
     ]
-    tensors = {name: torch.from_numpy(values) for name, values in features.items()}
-    targets = torch.from_numpy(labels).long()
-    steps = epochs * math.ceil(len(labels) / params.batch_size)
-    work = min(params.batch_size, len(labels)) * sum(group.weight.numel() for group in groups)
-    spoken = time.monotonic()
-    with _threads(1 if work < SMALL_UPDATE else torch.get_num_threads()):
-        for step, (epoch, rows) in enumerate(batches(len(labels), params.batch_size, epochs, params.seed)):
-            batch = {name: values[rows] for name, values in tensors.items()}
-            factor = schedules.learning_rate(step, steps=steps, warmup_steps=0, start=1.0, peak=1.0, final=FINAL_RATE)
+    kept = None if work is None or not source.mark else _Kept(work, params, task, source, seed)
+    first = kept.resume(groups, task) if kept else 0
+    per_update = min(params.batch_size, len(labels)) * sum(group.weight.numel() for group in groups)
+    small = not source.mark and per_update < SMALL_UPDATE
+    steps, ahead = tee(plan(params, len(labels), task.epochs, seed, first))
+    meter = progress.Meter(f"{task.name}: {len(heads)} heads", (task.epochs - first) * len(labels), "images")
+    epoch, targets = first, labels.to(device)
+    with _threads(1 if small else torch.get_num_threads()):
+        for step, batch in zip(steps, source.features(ahead), strict=True):
+            if kept and step.epoch > epoch:
+                kept.save(groups, step.epoch)
+            epoch = step.epoch
             for group in groups:
-                group.step(batch[group.features], targets[rows], factor)
-            if time.monotonic() - spoken > SECONDS_BETWEEN_LINES:
-                spoken = time.monotonic()
-                progress.show(f"{where}: {len(heads)} heads, epoch {epoch + 1}/{epochs}")
+                group.step(batch[group.features], targets[step.rows.to(device)], step.factor)
+            meter.advance(len(step.rows))
+    if kept:
+        kept.save(groups, task.epochs, last=True)
     return Heads(heads, groups)
+
+
+class _Kept:
+    """The state of a training at the end of an epoch, in a file named by all that it depends on."""
+
+    def __init__(self, work: Path, params: HeadParams, task: Task, source: Source, seed: int) -> None:
+        values = [source.mark, params.model_dump(), list(task.classes), task.epochs, seed]
+        self._path, self._saved = work / f"heads-{digest(values)}.pt", time.monotonic()
+
+    def resume(self, groups: Sequence[Group], task: Task) -> int:
+        """Brings `groups` to where they were; the epoch to go on with."""
+        if not self._path.is_file():
+            return 0
+        state = torch.load(self._path, weights_only=True)
+        for group, tensors in zip(groups, state["groups"], strict=True):
+            for value, tensor in zip(group.state(), tensors, strict=True):
+                value.copy_(tensor)
+        progress.show(f"{task.name}: goes on after {state['epoch']} of {task.epochs} epochs, from {self._path.name}")
+        return int(state["epoch"])
+
+    def save(self, groups: Sequence[Group], epoch: int, last: bool = False) -> None:
+        """Writes the state after `epoch` epochs, at most once a minute but for the last."""
+        if last or time.monotonic() - self._saved > SECONDS_BETWEEN_SAVES:
+            self._saved = time.monotonic()
+            with atomic(self._path) as temporary:
+                torch.save({"epoch": epoch, "groups": [group.state() for group in groups]}, temporary)

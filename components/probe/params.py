@@ -1,40 +1,28 @@
 """The fields that every stage with a grid of linear heads has; pydantic only, so that contracts can import it."""
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
+from components.evaluation import EvaluationParams
 from components.stage import Params
 
 
 class HeadParams(Params):
-    """A grid of linear heads on frozen features.
+    """The grid of heads and how they learn.
 
-    Each combination of feature set (last, last4), batch norm, learning rate and weight decay is one head. All are
-    trained at once with SGD (Nesterov momentum 0.9, cosine to 1 % of the learning rate); the best one is reported, and
-    so for the untrained encoder.
+    Each combination of feature set (last, last4, class_token), batch norm, learning rate and weight decay is one head. All are
+    trained at once; the best one is reported, and so for the untrained encoder.
     """
 
-    seed: int = Field(
-        ge=0,
-        description="Seed of the order in which the heads see the images. Change it to see how much a score varies.",
-    )
-    profile: Literal["paper", "clean"] = Field(
-        description="How the best head is chosen. 'paper': on the evaluation images themselves, as VISSL and the "
-        "paper do, which flatters every encoder a little. 'clean': on a part of the training images held "
-        "out for this, so that the evaluation images decide nothing. Compare scores of one profile only."
-    )
-    holdout_fraction: float = Field(
-        gt=0,
-        lt=0.5,
-        description="Share of the training images that profile 'clean' holds out to choose the head; 'paper' trains "
-        "on all and ignores it. An image is held out by the hash of its path, so the choice never moves. "
-        "0.1 is usual; raise it when the training set is small.",
-    )
     batch_size: int = Field(
         ge=16,
-        le=16384,
+        le=65536,
         description="Images per update of the heads. The learning rates are scaled by batch_size / 256.",
+    )
+    optimiser: Literal["sgd", "lars"] = Field(
+        description="'sgd' with Nesterov momentum 0.9, the paper's for B and L models and for all transfers. 'lars' scales each "
+        "update of a weight matrix to 0.001 of its norm, for batches of many thousand images, the paper's for H on ImageNet."
     )
     learning_rates: list[Annotated[float, Field(gt=0, le=1000)]] = Field(
         min_length=1,
@@ -50,14 +38,13 @@ class HeadParams(Params):
         description="Whether heads normalise each feature over the batch before the linear layer: 'yes', 'no', or "
         "heads of 'both' kinds as in the paper. It makes the heads indifferent to the features' scale."
     )
-    layers: int = Field(
-        ge=2,
-        le=8,
-        description="How many of the encoder's last layers the wide feature set 'last4' joins; 4 in the paper. An "
-        "encoder with fewer layers gives all it has.",
+    schedule: Literal["cosine", "step"] = Field(
+        description="How the learning rate falls: 'cosine' to 1 % of it, as in VISSL's CLEVR recipe, or 'step', to a tenth at "
+        "each of the milestones, as in its other recipes."
     )
-    encoding_batch_size: int = Field(
-        ge=1, le=4096, description="Images per pass of the frozen encoder. Changes speed and memory, never a score."
+    milestones: list[Annotated[int, Field(ge=1, le=1000)]] = Field(
+        description="Epochs after which the learning rate falls to a tenth, such as 8, 16 and 24 of 28. Only schedule 'step' "
+        "reads them."
     )
 
     @model_validator(mode="after")
@@ -67,4 +54,53 @@ class HeadParams(Params):
                 raise ValueError(
                     f"{name} is {values}; each value may stand once, as two equal heads tell nothing; remove one"
                 )
+        if self.schedule == "step" and (not self.milestones or sorted(set(self.milestones)) != self.milestones):
+            raise ValueError(
+                f"milestones is {self.milestones}; schedule 'step' needs one or more, in order and each once: such as 8, 16, 24"
+            )
         return self
+
+    def fit_into(self, epochs: int) -> None:
+        """Raises ValueError when the rate falls after the last of `epochs` passes."""
+        if self.schedule == "step" and self.milestones[-1] >= epochs:
+            raise ValueError(
+                f"heads.milestones is {self.milestones}, but there are {epochs} epochs; the last milestone must come before "
+                f"the end: lower it or train longer"
+            )
+
+    def decisive(self) -> dict[str, Any]:
+        """The values that decide what a score means: the milestones only where they are read."""
+        return {
+            key: value for key, value in self.model_dump().items() if (key, self.schedule) != ("milestones", "cosine")
+        }
+
+
+class ProbeParams(EvaluationParams):
+    """What every stage with linear heads on frozen features may be told."""
+
+    seed: int = Field(
+        ge=0,
+        description="Seed of the order in which the heads see the images, and of random crops. Change it to see how much a "
+        "score varies.",
+    )
+    profile: Literal["paper", "clean"] = Field(
+        description="How the best head is chosen. 'paper': on the evaluation images themselves, as VISSL and the "
+        "paper do, which flatters every encoder a little. 'clean': on a part of the training images held "
+        "out for this, so that the evaluation images decide nothing. Compare scores of one profile only."
+    )
+    holdout_fraction: float = Field(
+        gt=0,
+        lt=0.5,
+        description="Share of the training images that profile 'clean' holds out to choose the head; 'paper' trains "
+        "on all and ignores it. An image is held out by the hash of its path, so the choice never moves. "
+        "0.1 is usual; raise it when the training set is small.",
+    )
+    layers: int = Field(
+        ge=2,
+        le=8,
+        description="How many of the encoder's last layers the wide feature set 'last4' joins; 4 in the paper. An "
+        "encoder with fewer layers gives all it has.",
+    )
+    encoding_batch_size: int = Field(
+        ge=1, le=4096, description="Images per pass of the frozen encoder. Changes speed and memory, never a score."
+    )

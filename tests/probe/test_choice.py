@@ -4,46 +4,41 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from components.probe.choice import (
-    Choice,
-    Rows,
-    Task,
-    accuracy,
-    check,
-    choose,
-    held_out,
-    split,
-    write_confusion,
-    write_heads,
-)
-from components.probe.heads import Head
-from components.probe.params import HeadParams
+from components.images.store import Store, write, write_card
+from components.probe.choice import Choice, Rows, accuracy, check, check_labels, choose, held_out, split
+from components.probe.dataset import Part
+from components.probe.grid import Head
+from components.probe.heads import Task
+from components.probe.tables import write_confusion, write_heads
+
+from .arrays import CPU, cached, features, heads, stage
 
 TASK = Task("test task", ["ant", "bee", "cat"], epochs=4)
-
-
-def params(profile: str, **changes: object) -> HeadParams:
-    values: dict[str, object] = {
-        "seed": 0,
-        "profile": profile,
-        "holdout_fraction": 0.25,
-        "batch_size": 32,
-        "learning_rates": [0.01, 1.0],
-        "weight_decays": [0.0],
-        "batch_norm": "both",
-        "layers": 4,
-        "encoding_batch_size": 32,
-    }
-    return HeadParams.model_validate(values | changes)
 
 
 def rows(n: int, seed: int) -> Rows:
     draws = np.random.default_rng(seed)
     labels = draws.integers(0, 3, n)
-    features = (np.eye(3)[labels] + draws.normal(size=(n, 3))).astype(np.float32)
-    return Rows(
-        {"last": features, "last4": np.tile(features, 2)}, labels, np.array([f"train/{i:04d}" for i in range(n)])
-    )
+    x = (np.eye(3)[labels] + draws.normal(size=(n, 3))).astype(np.float32)
+    return Rows(features({"last": x, "last4": np.tile(x, 2)}), labels)
+
+
+def part(folder: Path, labels: list[int]) -> Part:
+    """A split of a prepared dataset with these labels; its images are empty."""
+    made = [{"path": f"train/{i:04d}", "image": b"", "label": label} for i, label in enumerate(labels)]
+    splits = write(folder, "images", {"train": made}, shard_mib=1)
+    card = {"name": "pets", "kind": "images", "format": "image_folder", "classes": list(TASK.classes), "splits": splits}
+    write_card(folder, card | {"mean": [0.5] * 3, "std": [0.2] * 3, "skipped": []})
+    return Part(Store(folder, "train"), np.arange(len(labels)))
+
+
+def chosen(train: Rows, test: Rows, hold: np.ndarray | None, **changes: object) -> Choice:
+    """The choice with the rows in `hold` held out of training, or on the test rows."""
+    grid = heads(**{"batch_size": 32, "learning_rates": [0.01, 1.0], "weight_decays": [0.0]} | changes)
+    held = None if hold is None else Rows(train.features.where(hold), train.labels[hold])
+    kept = np.full(len(train.labels), True) if hold is None else ~hold
+    sets = {name: train.features.of(name)[kept] for name in ("last", "last4")}
+    return choose(grid, TASK, cached(sets, train.labels[kept]), test, held, 0, CPU, Path("unused"))
 
 
 def test_paper_chooses_on_the_test_rows_and_clean_on_the_held_out_ones() -> None:
@@ -63,24 +58,22 @@ def test_the_best_of_a_feature_set_and_the_first_of_equals() -> None:
     assert (choice.best("last"), choice.best("last4"), choice.best()) == (0, 2, 2)
 
 
-def test_held_out_rows_train_nothing_in_clean() -> None:
+def test_held_out_rows_train_nothing_and_choose_alone() -> None:
     train, test = rows(300, 0), rows(100, 1)
-    hold = held_out(train.paths, 0.25)
+    hold = np.random.default_rng(2).random(300) < 0.25
     spoiled = train._replace(labels=np.where(hold, (train.labels + 1) % 3, train.labels))
-    honest, other = (choose(params("clean"), TASK, data, test) for data in (train, spoiled))
+    honest, other = (chosen(data, test, hold) for data in (train, spoiled))
     np.testing.assert_array_equal(honest.predictions, other.predictions)
     assert honest.holdout is not None and other.holdout is not None
     assert (honest.holdout > other.holdout + 20).all()
 
 
-def test_paper_trains_on_every_row() -> None:
+def test_without_held_out_rows_all_train_and_the_test_rows_choose() -> None:
     train, test = rows(300, 0), rows(100, 1)
-    hold = held_out(train.paths, 0.25)
-    whole = choose(params("paper"), TASK, train, test)
-    part = choose(params("paper"), TASK, train.where(~hold), test)
+    whole, part = chosen(train, test, None), chosen(train, test, np.arange(300) < 75)
     assert whole.holdout is None
+    assert whole.score() == whole.test.max()
     assert not np.array_equal(whole.predictions, part.predictions)
-    np.testing.assert_allclose(choose(params("clean"), TASK, train, test).test, part.test)
 
 
 def test_a_path_is_held_out_whatever_stands_beside_it() -> None:
@@ -105,12 +98,15 @@ def test_every_row_is_scored_once() -> None:
 @pytest.mark.parametrize(
     ("train", "test", "message"),
     [
-        ([0, 1, -1, -1], [0], r"test task: 2 of 4 training images have no label; .*<split>/<class>/"),
-        ([0, 1], [-1, 0], r"1 of 2 test images have no label"),
-        ([1, 1], [1], r"2 training images of 1 classes"),
+        ([1, 1, 1], [1], r"3 training images of 1 classes"),
         ([], [1], r"0 training images of 0 classes"),
-        ([0, 1], [], r"0 test images"),
-        ([0, 1], [1, 2], r"1 classes of the test images have no training image: cat; .*raise train_limit"),
+        (
+            [0, 1],
+            [0],
+            r"2 training images of 2 classes and 1 test images for 3 classes; .* no fewer images than classes",
+        ),
+        ([0, 1, 1], [], r"0 test images"),
+        ([0, 1, 1], [1, 2], r"1 classes of the test images have no training image: cat; .*raise train_limit"),
     ],
 )
 def test_labels_that_cannot_work_are_refused(train: list[int], test: list[int], message: str) -> None:
@@ -118,49 +114,72 @@ def test_labels_that_cannot_work_are_refused(train: list[int], test: list[int], 
         check(np.array(train, dtype=int), np.array(test, dtype=int), TASK)
 
 
-def test_an_empty_hold_out_is_refused() -> None:
-    few = rows(3, 0)
+@pytest.mark.parametrize(
+    ("label", "message"),
+    [
+        (
+            -1,
+            r"1 of 4 images in split 'train' of dataset 'pets' have no label, 'train/0002' first, and there are 3 classes",
+        ),
+        (3, r"test task: 1 of 4 images .* of dataset 'pets' have a label above 2, 'train/0002' first"),
+    ],
+)
+def test_labels_that_disagree_with_the_classes_are_refused(tmp_path: Path, label: int, message: str) -> None:
+    bad = part(tmp_path / "pets", [0, 1, label, 2])
+    with pytest.raises(ValueError, match=message):
+        check_labels(TASK, bad, bad.labels())
+
+
+def test_paper_holds_nothing_out_and_clean_by_path_alone(tmp_path: Path) -> None:
+    train = part(tmp_path / "pets", [i % 3 for i in range(200)])
+    paper, clean = (
+        split(stage(name), TASK, train, train.labels(), train, train.labels()) for name in ("paper", "clean")
+    )
+    assert not paper.any()
+    np.testing.assert_array_equal(clean, held_out(train.column("path"), 0.25))
+
+
+def test_an_empty_hold_out_is_refused(tmp_path: Path) -> None:
+    few = part(tmp_path / "pets", [0, 1, 2])
     with pytest.raises(ValueError, match=r"holdout_fraction 0.001 holds out none of 3 training images: raise it"):
-        split(params("clean", holdout_fraction=0.001), TASK, few.labels, few.paths, few.labels)
+        split(stage("clean", holdout_fraction=0.001), TASK, few, few.labels(), few, few.labels())
 
 
 def test_a_diverged_head_is_never_right_and_never_chosen() -> None:
     """With batch norm a huge rate ends in NaN; the answer 0 that argmax gives then would be right for every row here."""
     train, test = rows(300, 0), rows(60, 1)
     test = test._replace(labels=np.zeros(60, dtype=int))
-    wild = params("paper", learning_rates=[1000.0, 0.1], batch_norm="yes")
-    choice = choose(wild, Task("test task", TASK.classes, 60), train, test)
-    assert choice.heads[0].learning_rate == 1000.0
-    assert choice.test[0] == 0.0
-    assert (choice.predictions[0] == -1).all()
-    assert choice.heads[choice.best()].learning_rate == 0.1
-    hopeless = params("paper", learning_rates=[1000.0], batch_norm="yes")
+    sets, longer = {"last": train.features.of("last")}, TASK._replace(epochs=60)
+
+    def choice(rates: list[float]) -> Choice:
+        grid = heads(batch_size=32, learning_rates=rates, batch_norm="yes", weight_decays=[0.0])
+        return choose(grid, longer, cached(sets, train.labels), test, None, 0, CPU, Path("unused"))
+
+    mixed = choice([1000.0, 0.1])
+    assert mixed.heads[0].learning_rate == 1000.0
+    assert mixed.test[0] == 0.0
+    assert (mixed.predictions[0] == -1).all()
+    assert mixed.heads[mixed.best()].learning_rate == 0.1
     with pytest.raises(
         ValueError, match=r"test task: every head diverged; learning_rates is \[1000.0\]: add a lower one"
     ):
-        choose(hopeless, Task("test task", TASK.classes, 60), train, test)
+        choice([1000.0])
 
 
 def test_tables_hold_every_head_and_every_row(tmp_path: Path) -> None:
     train, test = rows(120, 0), rows(41, 1)
-    choices = {name: choose(params("clean"), TASK, train, test) for name in ("pretrained", "untrained")}
+    choices = {name: chosen(train, test, np.arange(120) < 30) for name in ("pretrained", "untrained")}
     write_heads(tmp_path / "heads.csv", choices)
     best = choices["pretrained"].best()
     write_confusion(tmp_path / "confusion.csv", TASK.classes, test.labels, choices["pretrained"].predictions[best])
     with (tmp_path / "heads.csv").open(newline="") as file:
         table = list(csv.DictReader(file))
     assert len(table) == 2 * 2 * 2 * 2
-    chosen = [row for row in table if row["chosen"] == "1"]
-    assert [row["encoder"] for row in chosen] == ["pretrained", "untrained"]
-    assert float(chosen[0]["holdout_top1"]) == max(float(row["holdout_top1"]) for row in table[:8])
+    best_rows = [row for row in table if row["chosen"] == "1"]
+    assert [row["encoder"] for row in best_rows] == ["pretrained", "untrained"]
+    assert float(best_rows[0]["holdout_top1"]) == max(float(row["holdout_top1"]) for row in table[:8])
     with (tmp_path / "confusion.csv").open(newline="") as file:
         pairs = list(csv.DictReader(file))
     assert len(pairs) == 41
     right = 100 * sum(pair["actual"] == pair["predicted"] for pair in pairs) / 41
-    assert right == pytest.approx(float(chosen[0]["test_top1"]), abs=1e-3)
-
-
-@pytest.mark.parametrize("field", ["learning_rates", "weight_decays"])
-def test_a_grid_with_a_value_twice_is_refused(field: str) -> None:
-    with pytest.raises(ValueError, match=rf"{field} is \[0.1, 0.1\]; each value may stand once"):
-        params("paper", **{field: [0.1, 0.1]})
+    assert right == pytest.approx(float(best_rows[0]["test_top1"]), abs=1e-3)

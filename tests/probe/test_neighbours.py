@@ -37,3 +37,20 @@ def test_more_neighbours_than_images_are_refused() -> None:
     train, labels, test = draws()
     with pytest.raises(ValueError, match=r"knn_k is 701 but there are 700 training images; lower knn_k"):
         nearest(train, labels, test, 701, 5)
+
+
+def test_of_equal_rows_the_first_ones_vote(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each row stands four times, with another label; parts of the bank and of the rows change nothing."""
+    train, _, test = draws()
+    bank, labels = np.tile(train, (4, 1)), np.repeat(np.arange(4), len(train))
+    winners = []
+    for row in test.astype(np.float64):
+        similarity = bank @ row / np.linalg.norm(bank, axis=1) / np.linalg.norm(row)
+        votes = np.zeros(4)
+        for index in np.lexsort((np.arange(len(bank)), -np.round(similarity, 9)))[:6]:
+            votes[labels[index]] += np.exp(similarity[index] / 0.07)
+        winners.append(votes.argmax())
+    np.testing.assert_array_equal(nearest(bank, labels, test, 6, 4), winners)
+    monkeypatch.setattr("components.probe.neighbours.ROWS_AT_ONCE", 37)
+    monkeypatch.setattr("components.probe.neighbours.BANK_AT_ONCE", 700)
+    np.testing.assert_array_equal(nearest(bank, labels, test, 6, 4), winners)

@@ -1,0 +1,170 @@
+"""Frozen encoders as feature extractors: pooled vectors of images, encoded once and kept in a file.
+
+A file is named by all that decides what it holds: weights, view, images, layers and the code that encodes. It is written under
+another name and renamed when it is complete, by one process at a time, so that what is there can be used.
+"""
+
+import fcntl
+import hashlib
+import os
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from importlib.metadata import version
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from components import progress
+from components.images.store import Store
+from components.images.transforms import Pixels, View, normalise
+from components.mim.encoder import VisionEncoder
+from components.probe.dataset import Part, Subject
+from components.stage import atomic, code, digest, remove
+
+DECODERS = 8
+CODE = ("components.mim", "components.images", "components.probe.extraction")
+
+
+class Features(NamedTuple):
+    """Pooled features: `matrix` float32 [n, W], in whose columns each feature set has its slice."""
+
+    matrix: NDArray[np.float32]
+    columns: dict[str, slice]
+
+    def of(self, name: str) -> NDArray[np.float32]:
+        """The feature set `name` [n, D]."""
+        return self.matrix[:, self.columns[name]]
+
+    def where(self, keep: NDArray[np.bool_]) -> "Features":
+        """The rows for which the mask `keep` [n] is true, in memory."""
+        return Features(self.matrix[keep], self.columns)
+
+
+def columns(encoder: VisionEncoder, layers: int) -> dict[str, slice]:
+    """Where the feature sets stand: `last`, `last4` (the last `layers` layers, all in a shallower encoder), `class_token`."""
+    width, depth = encoder.config.width, min(layers, encoder.config.layers)
+    sets = {"last": slice((depth - 1) * width, depth * width), "last4": slice(0, depth * width)}
+    token = {"class_token": slice(depth * width, (depth + 1) * width)}
+    return sets | token if encoder.has_class_token else sets
+
+
+@torch.inference_mode()
+def encode(encoder: VisionEncoder, pixels_BHWC: Tensor, layers: int) -> Tensor:
+    """Pooled features float32 [B, W] of uint8 pixels, on the encoder's device.
+
+    Each layer counts with the final norm applied, averaged over its patches, as in VISSL's lastPOOL and concatPOOL4; the class
+    token is the final-normed one.
+    """
+    images = normalise(pixels_BHWC.to(next(encoder.parameters()).device))
+    outputs = encoder.layer_outputs(images, min(layers, encoder.config.layers))
+    vectors = [tokens[:, encoder.prefix :].mean(dim=1) for tokens in outputs]
+    if encoder.has_class_token:
+        vectors.append(outputs[-1][:, 0])
+    return torch.cat(vectors, dim=1).float()
+
+
+def pooled(
+    subject: Subject, part: Part, view: View, *, layers: int, batch_size: int, folder: Path, label: str
+) -> Features:
+    """Features of the part's images as `view` shows them, from `folder` where they are kept already.
+
+    `label` names the work in the progress lines. Raises ValueError naming encoder and image for features that are no numbers.
+    """
+    sets = columns(subject.encoder, layers)
+    name = f"{subject.kind}-{part.store.split}-{key(subject, part, view, layers)}.npy"
+    path = home(folder, subject) / name
+    with _alone(path):
+        if path.is_file():
+            progress.show(f"{label}: {len(part.rows)} kept from before in {path.relative_to(folder)}, used again")
+        else:
+            with atomic(path) as temporary, temporary.open("wb") as file:
+                shape = (len(part.rows), max(columns.stop for columns in sets.values()))
+                header = {
+                    "descr": np.lib.format.dtype_to_descr(np.dtype(np.float32)),
+                    "fortran_order": False,
+                    "shape": shape,
+                }
+                np.lib.format.write_array_header_1_0(file, header)
+                _fill(file, subject, part, view, layers, batch_size, label)
+                file.flush()
+                os.fsync(file.fileno())  # the new name must not survive a crash that the bytes do not
+    return Features(np.load(path, mmap_mode="c"), sets)  # "c": torch warns of arrays that it may not write to
+
+
+def key(subject: Subject, part: Part, view: View, layers: int) -> str:
+    """Names what decides the features: nothing else may change them by more than rounding."""
+    rows = hashlib.sha256(np.asarray(part.rows, dtype="<i8").tobytes()).hexdigest()
+    data = [part.store.card["content"], part.store.split, rows]
+    libraries = [version(name) for name in ("torch", "timm", "pillow", "numpy")]
+    return digest([subject.mark, data, view._asdict(), layers, code(*CODE), libraries])
+
+
+def home(folder: Path, subject: Subject) -> Path:
+    """Where a stage keeps what it made of one encoder file, trained or not, under its folder `work`."""
+    return folder / "features" / subject.mark[:16]
+
+
+def forget_others(folder: Path, subject: Subject) -> None:
+    """Removes what is kept of other encoders: features are large, and can be made again."""
+    mine = home(folder, subject)
+    for path in mine.parent.iterdir() if mine.parent.is_dir() else ():
+        if path != mine:
+            remove(path)
+
+
+@contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """One process at a time makes `path`; the others wait for it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _fill(file: BinaryIO, subject: Subject, part: Part, view: View, layers: int, batch_size: int, label: str) -> None:
+    # Written and not mapped: a disk that is full raises an error here, and ends the process without a word there.
+    meter = progress.Meter(label, len(part.rows), "images")
+    plan = (part.rows[start : start + batch_size] for start in range(0, len(part.rows), batch_size))
+    for rows, pixels in decoded(plan, lambda rows: lambda i: view(part.store.image(int(rows[i])))):
+        features = encode(subject.encoder, pixels, layers)
+        check_finite(features, subject, part.store, rows)
+        file.write(np.ascontiguousarray(features.cpu().numpy()).data)
+        meter.advance(len(rows))
+
+
+def decoded(
+    plan: Iterator[NDArray[np.int64]], reader: Callable[[NDArray[np.int64]], Callable[[int], Pixels]]
+) -> Iterator[tuple[NDArray[np.int64], Tensor]]:
+    """Rows and uint8 pixels [B, H, W, 3] of each batch of `plan`, read by threads while the one before is worked on.
+
+    `reader` makes of a batch's rows what gives the pixels of its i-th image.
+    """
+    with ThreadPoolExecutor(DECODERS) as pool:
+        ahead: deque[tuple[NDArray[np.int64], Iterator[Pixels]]] = deque()
+        for rows in plan:
+            ahead.append((rows, pool.map(reader(rows), range(len(rows)))))
+            if len(ahead) > 1:
+                yield _stacked(*ahead.popleft())
+        while ahead:
+            yield _stacked(*ahead.popleft())
+
+
+def _stacked(rows: NDArray[np.int64], pixels: Iterator[Pixels]) -> tuple[NDArray[np.int64], Tensor]:
+    return rows, torch.from_numpy(np.stack(list(pixels)))
+
+
+def check_finite(features_BW: Tensor, subject: Subject, store: Store, rows: NDArray[np.int64]) -> None:
+    """Raises ValueError naming the encoder's file and the first image whose features are no numbers."""
+    wrong = ~features_BW.isfinite().all(dim=1)
+    if wrong.any():
+        paths = store.column("path")[rows[wrong.cpu().numpy()]]
+        raise ValueError(
+            f"encoder {str(subject.path)!r} ({subject.kind}) gives features that are not finite for {len(paths)} of "
+            f"{len(rows)} images, {str(paths[0])!r} first; it has diverged: pretrain with a lower rate, or take an earlier state"
+        )
