@@ -2,7 +2,8 @@
 
 params/presets/<name>.yaml has a section per stage with only the values it changes. Presets compose left to right
 over the params files as they stand: mappings merge, `datasets` and `tasks` replace, since other data means other
-members. What a preset doesn't name stays as it is in the tree, so a whole recipe names every value it depends on.
+members, and `+datasets` and `+tasks` add members to those there are. What a preset doesn't name stays as it is in the tree, so a whole
+recipe names every value it depends on.
 """
 
 import argparse
@@ -31,8 +32,12 @@ def compose(root: Path, names: Sequence[str]) -> dict[str, dict[str, Any]]:
                     f"params/presets/{name}.yaml has {word!r}; it must hold mappings named after stages: "
                     f"{', '.join(params)}"
                 )
+            added = {key: changes[f"+{key}"] for key in REPLACED if f"+{key}" in changes}
+            others = {key: value for key, value in changes.items() if key.removeprefix("+") not in added}
             members = {key: changes[key] for key in REPLACED if key in changes}
-            params[word] = _merged(params[word], changes) | members
+            params[word] = _merged(params[word], others) | members
+            for key, more in added.items():
+                params[word][key] = {**params[word][key], **more}
     origin = f" with {','.join(names)}" if names else ""
     for word, values in params.items():
         validate(contract(word).params, values, f"params/{word}.yaml{origin}")
