@@ -60,7 +60,8 @@ def one_seed(recipe: dict[str, dict[str, Any]], seed: int, folder: Path) -> dict
     )  # fmt: skip
     stage(
         folder, "linear_probe", "--member", "cifar10", "--dataset", str(data / "cifar10"), *encoder, "--confusion",
-        "confusion.csv", "--heads", "heads.csv",
+        "confusion.csv", "--heads", "heads.csv", "--protocol", "protocol.json", "--work", "work", "--train-list",
+        str(ROOT / recipe["linear_probe"]["tasks"]["cifar10"]["train_list"]),
     )  # fmt: skip
     metrics = {word: json.loads((folder / f"{word}-metrics.json").read_text()) for word in ("pretrain", "linear_probe")}
     row = metrics["linear_probe"]

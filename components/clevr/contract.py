@@ -5,11 +5,12 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
-from components.probe.params import HeadParams
-from components.stage import Inputs, Metrics, Outputs
+from components.evaluation import Scores
+from components.probe.params import HeadParams, ProbeParams
+from components.stage import Inputs, Outputs
 
 
-class ClevrParams(HeadParams):
+class ClevrParams(ProbeParams):
     """Count (3 to 10 objects) and distance of the closest object (6 bins) in scenes of CLEVR's format."""
 
     dataset: str = Field(
@@ -21,8 +22,8 @@ class ClevrParams(HeadParams):
     )
     train_limit: int = Field(
         ge=0,
-        description="At most this many training scenes, spread evenly over the split; 0 takes all. Each is seen "
-        "mirrored too.",
+        description="At most this many training scenes, spread evenly over the split; 0 takes all. Each is encoded "
+        "as it is and mirrored, and every epoch takes one of the two at random.",
     )
     test_limit: int = Field(
         ge=0, description="At most this many scored scenes, spread evenly over the split; 0 takes all."
@@ -44,13 +45,16 @@ class ClevrParams(HeadParams):
         ge=1, le=1000, description="Passes of the distance heads over the training scenes; 100 in VISSL."
     )
 
+    heads: HeadParams = Field(description="The grid of heads and how they learn, for both tasks")
+
     @model_validator(mode="after")
-    def _splits(self) -> Self:
+    def _agree(self) -> Self:
         if self.train_split == self.test_split:
             raise ValueError(
                 f"train_split and test_split are both {self.test_split!r}; scenes that trained a head prove nothing: "
                 f"name another split"
             )
+        self.heads.fit_into(min(self.count_epochs, self.distance_epochs))
         return self
 
 
@@ -70,11 +74,13 @@ class ClevrOutputs(Outputs):
     distance_confusion: Path = Field(description="CSV, actual and predicted distance bin by the chosen pretrained head")
     count_heads: Path = Field(description="CSV, the accuracy of every counting head on either encoder")
     distance_heads: Path = Field(description="CSV, the accuracy of every distance head on either encoder")
+    protocol: Path = Field(description="JSON, the settings and data that the scores belong to")
+    work: Path = Field(description="features to use again, kept between runs")
     metrics: Path = Field(description="JSON, the accuracies in percent")
     run: Path = Field(description="JSON, the MLflow run and fingerprint")
 
 
-class ClevrMetrics(Metrics):
+class ClevrMetrics(Scores):
     """Percent of test scenes classified right; `gain` is pretrained minus untrained."""
 
     count_top1: float = Field(description="number of objects, best head")

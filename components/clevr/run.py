@@ -4,20 +4,26 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
-from PIL import Image
 
-from components import figures, progress, tracking
+from components import evaluation, figures, progress, tracking
 from components.clevr.contract import ClevrInputs, ClevrMetrics, ClevrOutputs, ClevrParams
 from components.clevr.labels import COUNT_CLASSES, DISTANCE_CLASSES, count_labels, distance_labels
-from components.features import Features, pooled
-from components.images.transforms import Pixels, direct_resize
-from components.mim.encoder import VisionEncoder
-from components.probe.choice import Choice, Rows, Task, choose, gain, split, write_confusion, write_heads
-from components.probe.dataset import Part, encoders, open_part
+from components.features import pick
+from components.images.transforms import View
+from components.probe.choice import Choice, Rows, choose, gain, split
+from components.probe.dataset import Part, Subject, open_part, subjects
+from components.probe.extraction import Features, forget_others, home, pooled
+from components.probe.heads import Task
+from components.probe.sources import Cached
+from components.probe.tables import write_confusion, write_heads
+
+VERSION = 1
+"""Raised when the code begins to measure something else: part of the protocol."""
 
 
 def run(params: ClevrParams, inputs: ClevrInputs, outputs: ClevrOutputs) -> ClevrMetrics:
     """Both tasks on one encoding of the scenes. Raises ValueError for a dataset, labels or limits that cannot work."""
+    device = pick(params.device)
     train = open_part(inputs.dataset, params.dataset, "scenes", params.train_split, params.train_limit)
     test = open_part(inputs.dataset, params.dataset, "scenes", params.test_split, params.test_limit)
     learned, judged = labels(train), labels(test)
@@ -25,21 +31,36 @@ def run(params: ClevrParams, inputs: ClevrInputs, outputs: ClevrOutputs) -> Clev
         "count": Task("clevr count", COUNT_CLASSES, params.count_epochs),
         "distance": Task("clevr distance", DISTANCE_CLASSES, params.distance_epochs),
     }
-    for key, task in tasks.items():
-        split(params, task, learned[key], train.column("path"), judged[key])
-    paths, test_paths = np.tile(train.column("path"), 2), test.column("path")
+    holds = {key: split(params, task, train, learned[key], test, judged[key]) for key, task in tasks.items()}
     choices: dict[str, dict[str, Choice]] = {key: {} for key in tasks}
-    for kind, encoder in encoders(inputs.encoder, params.height, params.width):
-        seen, judge = _both_views(params, train, encoder, kind), _encode(params, test, encoder, kind, mirror=False)
+    for subject in subjects(inputs.encoder, params.height, params.width, device):
+        forget_others(outputs.work, subject)
+        seen = both_views(params, train, subject, outputs.work)
+        judge = _encode(params, test, subject, outputs.work, mirror=False)
         for key, task in tasks.items():
-            rows = Rows(seen, np.tile(learned[key], 2), paths)
-            choices[key][kind] = choose(params, task, rows, Rows(judge, judged[key], test_paths))
-            progress.show(f"{task.name}: {kind} {choices[key][kind].sentence()}")
+            hold, kept = holds[key], np.flatnonzero(~holds[key])
+            source = Cached(seen, kept, learned[key][kept], params.seed, device)
+            held = Rows(seen[0].where(hold), learned[key][hold]) if hold.any() else None
+            rows = Rows(judge, judged[key])
+            work = home(outputs.work, subject)
+            choices[key][subject.kind] = choose(params.heads, task, source, rows, held, params.seed, device, work)
+            progress.show(f"{task.name}: {subject.kind} {choices[key][subject.kind].sentence()}")
+    protocol = _protocol(params, outputs.protocol, train, test)
     _write(choices["count"], tasks["count"], judged["count"], outputs.count_heads, outputs.count_confusion)
     _write(
         choices["distance"], tasks["distance"], judged["distance"], outputs.distance_heads, outputs.distance_confusion
     )
-    return _metrics(choices, len(test.rows))
+    return _metrics(choices, len(test.rows), protocol)
+
+
+def _protocol(params: ClevrParams, path: Path, train: Part, test: Part) -> str:
+    """Writes the protocol and returns its hash. Values that nothing reads are left out."""
+    unread = {"encoding_batch_size", "dataset", "heads"} | (
+        {"holdout_fraction"} if params.profile == "paper" else set()
+    )
+    decided_by = evaluation.settings(params, without=unread) | {"heads": params.heads.decisive()}
+    used = {params.train_split: len(train.rows), params.test_split: len(test.rows)}
+    return evaluation.write_protocol(path, "clevr", VERSION, decided_by, evaluation.data(test.store.card, used))
 
 
 def labels(part: Part) -> dict[str, np.ndarray]:
@@ -51,25 +72,20 @@ def labels(part: Part) -> dict[str, np.ndarray]:
     }
 
 
-def _both_views(params: ClevrParams, part: Part, encoder: VisionEncoder, kind: str) -> Features:
-    """Each scene as it is, then each mirrored: with fixed features this is what a random flip becomes."""
-    plain, mirrored = (_encode(params, part, encoder, kind, mirror) for mirror in (False, True))
-    return {name: np.concatenate([plain[name], mirrored[name]]) for name in plain}
+def both_views(params: ClevrParams, part: Part, subject: Subject, work: Path) -> list[Features]:
+    """Each scene as it is, and each mirrored: with fixed features this is all that a random flip can show."""
+    return [_encode(params, part, subject, work, mirror) for mirror in (False, True)]
 
 
-def _encode(params: ClevrParams, part: Part, encoder: VisionEncoder, kind: str, mirror: bool) -> Features:
-    def view(image: Image.Image) -> Pixels:
-        pixels = direct_resize(image, params.height, params.width)
-        return pixels[:, ::-1] if mirror else pixels
-
+def _encode(params: ClevrParams, part: Part, subject: Subject, work: Path, mirror: bool) -> Features:
     return pooled(
-        encoder,
-        part.store,
-        part.rows,
-        view,
+        subject,
+        part,
+        View(params.height, params.width, 0, mirror),
         layers=params.layers,
         batch_size=params.encoding_batch_size,
-        label=f"clevr: {kind} features of {part.store.split}{', mirrored' if mirror else ''}",
+        folder=work,
+        label=f"clevr: {subject.kind} features of {part.store.split}{', mirrored' if mirror else ''}",
     )
 
 
@@ -83,10 +99,12 @@ def _write(choices: Mapping[str, Choice], task: Task, actual: np.ndarray, heads:
     tracking.log_plot(f"{confusion.stem}.png", figures.confusion(task.classes, actual, predicted))
 
 
-def _metrics(choices: Mapping[str, Mapping[str, Choice]], scored: int) -> ClevrMetrics:
+def _metrics(choices: Mapping[str, Mapping[str, Choice]], scored: int, protocol: str) -> ClevrMetrics:
     count, count_untrained = (choices["count"][kind].score() for kind in ("pretrained", "untrained"))
     distance, distance_untrained = (choices["distance"][kind].score() for kind in ("pretrained", "untrained"))
+    assert all(choice["pretrained"].predictions.shape[1] == scored for choice in choices.values())
     return ClevrMetrics(
+        protocol=protocol,
         count_top1=count,
         count_top1_untrained=count_untrained,
         count_top1_gain=gain(count, count_untrained),

@@ -1,27 +1,38 @@
 """What is legal for the stage `linear_probe`: one run per task, a labelled dataset with its image size."""
 
 from pathlib import Path
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from components.probe.params import HeadParams
-from components.stage import Inputs, Metrics, Outputs, Params
+from components.evaluation import Scores
+from components.probe.params import HeadParams, ProbeParams
+from components.stage import Inputs, Outputs, Params
 
 MEMBERS = "tasks"
 
 
 class TaskParams(Params):
-    """A labelled dataset to classify."""
+    """A labelled dataset to classify, and how."""
 
     dataset: str = Field(
         min_length=1, description="Name of a prepared image dataset: an entry of `datasets` in params/prepare.yaml."
     )
     train_split: str = Field(min_length=1, description="Split whose images train the heads and are the neighbours.")
     test_split: str = Field(min_length=1, description="Split whose images are scored. It must differ from train_split.")
+    train_list: str = Field(
+        min_length=1,
+        description="File that names the training images, one a line: params/subsets/all.txt is every image, "
+        "imagenet_1percent.txt beside it SimCLR's 1 % of ImageNet.",
+    )
+    train_list_sha256: str = Field(
+        pattern="^[0-9a-f]{64}$",
+        description="sha256 of the file train_list, checked before anything else: which list it is belongs to the protocol. "
+        "params/subsets/README.md has those of the lists here; `sha256sum FILE` prints another's.",
+    )
     train_limit: int = Field(
         ge=0,
-        description="At most this many training images, spread evenly over the split; 0 takes all. Lower it for a "
+        description="At most this many training images, spread evenly over the list; 0 takes all. Lower it for a "
         "quick look: encoding them takes most of the time.",
     )
     test_limit: int = Field(
@@ -44,9 +55,40 @@ class TaskParams(Params):
         description="Length the short side is scaled to before the centre is cut, in pixels: 256 for an image_size of"
         " 224. Only resize 'short_side_center_crop' reads it.",
     )
+    training: Literal["cached", "augmented"] = Field(
+        description="What the heads learn from. 'augmented': a new random crop of each image in each epoch, the paper's protocol, "
+        "which encodes every image once per epoch. 'cached': the same view of an image always, encoded once and kept; a few "
+        "points lower on photographs and many times faster."
+    )
+    crop_scale_min: float = Field(
+        gt=0,
+        le=1,
+        description="Smallest share of an image's area that a random crop covers; 0.08 in VISSL. Only training 'augmented' reads it.",
+    )
+    crop_scale_max: float = Field(
+        gt=0,
+        le=1,
+        description="Largest share of an image's area that a random crop covers; 1 in VISSL. Only training 'augmented' reads it.",
+    )
+    flip: bool = Field(
+        description="Whether training images are mirrored half of the time, as in VISSL. Off for digits and letters. With training "
+        "'cached' both views are encoded, which takes twice as long."
+    )
+    epochs: int = Field(
+        ge=1,
+        le=1000,
+        description="Passes of the heads over the training images: in the paper 28 for ImageNet and CIFAR-100, 14 for Places205, "
+        "84 for iNaturalist 2018; 50 for H models on ImageNet.",
+    )
+    heads: HeadParams = Field(description="The grid of heads and how they learn")
+    logistic_lambdas: list[Annotated[float, Field(gt=0, le=1e6)]] = Field(
+        description="Strengths of the l2 penalty to try in a multinomial logistic regression, the classifier for few labels such as "
+        "1 % of ImageNet; none leaves it out. λ stands for the sum of the losses + λ/2·|W|², as in the released code, which "
+        "has 0.0025; 0.075 and 0.1 do better there."
+    )
 
     @model_validator(mode="after")
-    def _splits_and_sizes(self) -> Self:
+    def _agree(self) -> Self:
         if self.train_split == self.test_split:
             raise ValueError(
                 f"train_split and test_split are both {self.test_split!r}; images that trained a head prove nothing: "
@@ -57,17 +99,19 @@ class TaskParams(Params):
                 f"resize_short_side is {self.resize_short_side}, below image_size {self.image_size}; a crop must fit: "
                 f"raise it to {self.image_size * 8 // 7}"
             )
+        if self.crop_scale_min > self.crop_scale_max:
+            raise ValueError(
+                f"crop_scale_min is {self.crop_scale_min}, above crop_scale_max {self.crop_scale_max}; exchange them"
+            )
+        if len(set(self.logistic_lambdas)) < len(self.logistic_lambdas):
+            raise ValueError(f"logistic_lambdas is {self.logistic_lambdas}; each value may stand once: remove one")
+        self.heads.fit_into(self.epochs)
         return self
 
 
-class LinearProbeParams(HeadParams):
+class LinearProbeParams(ProbeParams):
     """Linear heads and nearest neighbours on frozen features of each task."""
 
-    epochs: int = Field(
-        ge=1,
-        le=1000,
-        description="Passes of the heads over the training images' features. The paper takes 28 for CIFAR-100.",
-    )
     knn_k: int = Field(
         ge=1, le=1000, description="Neighbours that vote in k-NN; 20 in DINO. At most the number of training images."
     )
@@ -79,6 +123,7 @@ class LinearProbeInputs(Inputs):
 
     encoder: Path = Field(description="the pretrained encoder, a safetensors file of stage pretrain")
     dataset: Path = Field(description="the prepared dataset, a folder of stage prepare")
+    train_list: Path = Field(description="the names of the training images, one a line")
 
 
 class LinearProbeOutputs(Outputs):
@@ -88,19 +133,26 @@ class LinearProbeOutputs(Outputs):
         description="CSV, actual and predicted class of each test image by the chosen pretrained head"
     )
     heads: Path = Field(description="CSV, the accuracy of every head on either encoder")
+    protocol: Path = Field(description="JSON, the settings and data that the scores belong to")
+    work: Path = Field(description="features to use again and heads to go on with, kept between runs")
     metrics: Path = Field(description="JSON, the accuracies in percent")
     run: Path = Field(description="JSON, the MLflow run and fingerprint")
 
 
-class LinearProbeMetrics(Metrics):
-    """Percent of test images classified right; `gain` is pretrained minus untrained."""
+class LinearProbeMetrics(Scores):
+    """Percent of test images classified right; `gain` is pretrained minus untrained. What was not measured is None."""
 
     top1: float = Field(description="best head")
     top1_untrained: float = Field(description="best head on the encoder before its first step")
     top1_gain: float = Field(description="top1 − top1_untrained")
     last_top1: float = Field(description="best head that reads the last layer")
     last4_top1: float = Field(description="best head that reads the last layers joined")
+    class_token_top1: float | None = Field(description="best head that reads the class token, where there is one")
     knn_top1: float = Field(description="nearest neighbours on the last layer")
     knn_top1_untrained: float = Field(description="nearest neighbours on the encoder before its first step")
     knn_top1_gain: float = Field(description="knn_top1 − knn_top1_untrained")
+    logistic_top1: float | None = Field(description="logistic regression, where logistic_lambdas has any")
+    logistic_top1_untrained: float | None = Field(description="logistic regression, encoder before its first step")
+    logistic_top1_gain: float | None = Field(description="logistic_top1 − logistic_top1_untrained")
+    train_images: int = Field(description="training images, of the list and within the limit")
     scored: int = Field(description="test images scored, each once")

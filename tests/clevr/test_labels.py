@@ -1,9 +1,13 @@
+import json
 from bisect import bisect_left
+from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from components.clevr.labels import COUNT_CLASSES, DISTANCE_CLASSES, EDGES, count_labels, distance_labels
+from components.prepare.readers.clevr import read
 
 
 def paths(n: int) -> np.ndarray:
@@ -49,3 +53,22 @@ def test_class_names_sort_by_value() -> None:
     assert sorted(DISTANCE_CLASSES) == DISTANCE_CLASSES
     assert DISTANCE_CLASSES[0] == "(00.0, 08.0]"
     assert DISTANCE_CLASSES[-1] == "(10.0, 100.0]"
+
+
+def test_a_scene_file_written_by_hand_gives_every_class(tmp_path: Path) -> None:
+    """3 to 10 objects; the closest one at each bin's upper edge, at 8.000001, at 10.5 and at 100."""
+    closest = [8.0, 8.000001, 8.5, 9.0, 9.5, 10.0, 10.5, 100.0]
+    (tmp_path / "images/val").mkdir(parents=True)
+    (tmp_path / "scenes").mkdir()
+    scenes = []
+    for index, depth in enumerate(closest):
+        name = f"CLEVR_val_{index:06d}.png"
+        Image.new("RGBA", (48, 32)).save(tmp_path / "images/val" / name)
+        coordinates = [[240, 160, depth], *([100, 100 + n, 100.0 + n] for n in range(2 + index))]
+        objects = [{"shape": "cube", "3d_coords": [0.0, 1.0, 9e9], "pixel_coords": place} for place in coordinates]
+        scenes.append({"split": "val", "image_index": index, "image_filename": name, "objects": objects[::-1]})
+    (tmp_path / "scenes/CLEVR_val_scenes.json").write_text(json.dumps({"info": {}, "scenes": scenes}))
+    items = read(tmp_path).splits["val"]
+    values = {key: np.array([item.values[key] for item in items]) for key in ("count", "distance")}
+    assert count_labels(values["count"], paths(8)).tolist() == list(range(8))
+    assert distance_labels(values["distance"], paths(8)).tolist() == [0, 1, 1, 2, 3, 4, 5, 5]

@@ -1,10 +1,12 @@
 import csv
+import json
 from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from matplotlib.figure import Figure
 from PIL import Image, ImageOps
 from sklearn.metrics import confusion_matrix
@@ -12,12 +14,13 @@ from sklearn.metrics import confusion_matrix
 from components import tracking
 from components.clevr.contract import ClevrInputs, ClevrOutputs, ClevrParams
 from components.clevr.labels import COUNT_CLASSES, DISTANCE_CLASSES
-from components.clevr.run import _both_views, run
+from components.clevr.run import both_views, run
 from components.images.store import Store, write, write_card
 from components.mim.encoder import EncoderConfig
 from components.mim.predictor import PredictorConfig
-from components.mim.weights import build, load_encoder, save
-from components.probe.dataset import Part, spread
+from components.mim.weights import build, save
+from components.probe.dataset import Part, spread, subjects
+from components.stage import read_yaml
 
 DISTANCES = (7.0, 8.2, 8.7, 9.3, 9.9, 12.0)
 
@@ -57,16 +60,17 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> ClevrInputs:
 
 
 def params(**changes: object) -> ClevrParams:
-    grid = {"learning_rates": [0.1, 1.0], "weight_decays": [0.0], "batch_norm": "both", "encoding_batch_size": 64}
-    shared = {"seed": 0, "profile": "clean", "holdout_fraction": 0.2, "batch_size": 64, "layers": 4}
-    data = {"dataset": "shapes", "train_split": "train", "test_split": "val", "train_limit": 0, "test_limit": 0}
-    own = {"height": 24, "width": 48, "count_epochs": 15, "distance_epochs": 15}
-    return ClevrParams.model_validate(shared | grid | data | own | changes)
+    """The committed values on these scenes; `changes` are the stage's or the heads'."""
+    values = read_yaml(Path(__file__).parents[2] / "params/clevr.yaml")
+    own = {"height": 24, "width": 48, "count_epochs": 30, "distance_epochs": 30, "batch_size": 64}
+    grid = {"learning_rates": [0.1, 1.0], "weight_decays": [0.0]}
+    for part in (values, values["heads"]):
+        part |= {key: value for key, value in (own | grid | changes).items() if key in part}
+    return ClevrParams.model_validate(values)
 
 
 def outputs(folder: Path) -> ClevrOutputs:
-    tables = {name: folder / f"{name}.csv" for name in ClevrOutputs.model_fields if name not in ("metrics", "run")}
-    return ClevrOutputs(**tables, metrics=folder / "metrics.json", run=folder / "run.json")
+    return ClevrOutputs(**{name: folder / name for name in ClevrOutputs.model_fields})
 
 
 def table(path: Path) -> list[dict[str, str]]:
@@ -93,7 +97,7 @@ def test_both_tasks_are_learned_and_an_encoder_that_never_learned_gains_nothing(
         assert [pair["actual"] for pair in pairs] == [classes[actual(i) - offset] for i in range(480, 630)]
         right = 100 * sum(pair["actual"] == pair["predicted"] for pair in pairs) / 150
         assert right == pytest.approx(top1)
-        axes = drawn.pop(f"{confusion.stem}.png").axes[0]
+        axes = drawn.pop(f"{confusion.name}.png").axes[0]
         assert [label.get_text() for label in axes.get_yticklabels()] == list(classes)
         told, given = ([pair[name] for pair in pairs] for name in ("actual", "predicted"))
         expected = 100 * confusion_matrix(told, given, labels=list(classes), normalize="true")
@@ -114,14 +118,39 @@ def test_each_training_scene_is_also_seen_in_a_mirror(inputs: ClevrInputs, tmp_p
         buffer = BytesIO()
         ImageOps.mirror(Image.open(BytesIO(row["image"]))).save(buffer, "PNG")
         mirrored.append(row | {"image": buffer.getvalue()})
-    folder, encoder = prepare(tmp_path / "pair", originals, mirrored), load_encoder(inputs.encoder)
-    views = [
-        _both_views(params(), Part(Store(folder, split), spread(20, 0)), encoder, "test") for split in ("train", "val")
-    ]
-    for name in ("last", "last4"):
-        np.testing.assert_allclose(views[0][name][20:], views[1][name][:20], rtol=1e-6, atol=1e-6)
-        np.testing.assert_allclose(views[0][name][:20], views[1][name][20:], rtol=1e-6, atol=1e-6)
-        assert np.abs(views[0][name][:20] - views[0][name][20:]).max() > 1e-3
+    folder, subject = (
+        prepare(tmp_path / "pair", originals, mirrored),
+        next(subjects(inputs.encoder, 24, 48, torch.device("cpu"))),
+    )
+    parts = [Part(Store(folder, split), spread(20, 0)) for split in ("train", "val")]
+    (plain, turned), (other, back) = (both_views(params(), part, subject, tmp_path / "work") for part in parts)
+    np.testing.assert_allclose(turned.matrix, other.matrix, rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(plain.matrix, back.matrix, rtol=1e-6, atol=1e-6)
+    assert np.abs(plain.matrix - turned.matrix).max() > 1e-3
+
+
+def test_the_protocol_follows_what_decides_the_scores(inputs: ClevrInputs, tmp_path: Path) -> None:
+    def mark(**changes: object) -> str:
+        quick = {"count_epochs": 1, "distance_epochs": 1, "train_limit": 96, "test_limit": 48}
+        metrics = run(params(**(quick | changes)), inputs, outputs(tmp_path))
+        record = json.loads(outputs(tmp_path).protocol.read_text())
+        assert record["protocol"] == metrics.protocol
+        assert record["data"]["splits"]["val"] == {"rows": 150, "used": 48}
+        return metrics.protocol
+
+    base = mark()
+    assert {mark(seed=1), mark(encoding_batch_size=5)} == {base}
+    assert len({base, mark(distance_epochs=2), mark(profile="paper")}) == 3
+
+
+def test_the_recipes_for_photographs_are_vissls() -> None:
+    """SGD at 0.01 per 256 images, decay 5e-4, cosine, 50 and 100 epochs, squashed to 224 × 224."""
+    for name in ("vit_b16", "vit_l16", "vit_h14", "mae_vit_b16"):
+        values = read_yaml(Path(__file__).parents[2] / f"params/presets/{name}.yaml")["clevr"]
+        grid = {"learning_rates": [0.01], "weight_decays": [0.0005], "batch_norm": "both", "batch_size": 256}
+        assert values["heads"].items() >= (grid | {"optimiser": "sgd", "schedule": "cosine"}).items()
+        own = {"count_epochs": 50, "distance_epochs": 100, "height": 224, "width": 224, "profile": "paper", "layers": 4}
+        assert values.items() >= own.items()
 
 
 def test_a_class_without_a_training_scene_is_refused(inputs: ClevrInputs, tmp_path: Path) -> None:

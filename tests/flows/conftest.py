@@ -69,8 +69,8 @@ SMALL: dict[str, dict[str, Any]] = {
         "scale": {"cpus_per_worker": 1},
         "log_every": 1,
     },
-    "linear_probe": {"epochs": 2, "learning_rates": [0.1], "weight_decays": [0.0]},
-    "clevr": {"height": 32, "width": 48, "count_epochs": 2, "distance_epochs": 2, "learning_rates": [0.1]},
+    "linear_probe": {"tasks": {"digits": {"epochs": 2, "heads": {"learning_rates": [0.1]}}}},
+    "clevr": {"height": 32, "width": 48, "count_epochs": 2, "distance_epochs": 2, "heads": {"learning_rates": [0.1]}},
     "davis": {"short_side": 32},
 }
 

@@ -101,7 +101,7 @@ def test_what_a_deployment_fills_in_is_accepted_and_is_the_recipe_again(schema: 
         (("pretrain", "scale", "device"), "tpu"),
         (("prepare", "datasets", 0, "name"), "My Data"),
         (("prepare", "datasets"), []),
-        (("linear_probe", "learning_rates", 0), 0),
+        (("linear_probe", "tasks", 0, "heads", "learning_rates", 0), 0),
         (("stages",), ["pretrian"]),
         (("parallel",), 0),
         (("davis",), {}),

@@ -37,6 +37,7 @@ def dvc_metrics(root: Path) -> dict[str, float]:
         f"{Path(path).relative_to('metrics').with_suffix('').as_posix()}/{name}": float(value)
         for path, entry in shown.items()
         for name, value in entry["data"].items()
+        if not isinstance(value, str)  # a protocol's hash
     }
 
 
