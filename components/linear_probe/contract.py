@@ -154,5 +154,6 @@ class LinearProbeMetrics(Scores):
     logistic_top1: float | None = Field(description="logistic regression, where logistic_lambdas has any")
     logistic_top1_untrained: float | None = Field(description="logistic regression, encoder before its first step")
     logistic_top1_gain: float | None = Field(description="logistic_top1 − logistic_top1_untrained")
+    logistic_lambda: float | None = Field(description="λ that was chosen for the pretrained encoder")
     train_images: int = Field(description="training images, of the list and within the limit")
     scored: int = Field(description="test images scored, each once")

@@ -88,6 +88,7 @@ def _metrics(pretrained: Outcome, untrained: Outcome, protocol: str, parts: Part
         logistic_top1=logistic[0],
         logistic_top1_untrained=logistic[1],
         logistic_top1_gain=None if logistic[0] is None or logistic[1] is None else gain(logistic[0], logistic[1]),
+        logistic_lambda=None if pretrained.logistic is None else pretrained.logistic.chosen.strength,
         train_images=len(parts.train.rows),
         scored=scored,
     )

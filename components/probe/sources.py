@@ -31,15 +31,22 @@ class Cached:
 
     def features(self, steps: Iterator[Step]) -> Iterator[Mapping[str, Tensor]]:
         """The feature sets [B, D] of each step."""
+        epoch, which = -1, torch.empty(0)
         for step in steps:
             rows = self._rows[step.rows]
             matrix = self._views[0][rows]
             if len(self._views) > 1:
-                draws = keys.uniform(keys.key(self._seed, "probe view", step.epoch), rows, 1)[:, 0]
-                which = (draws * len(self._views)).long()
+                if step.epoch != epoch:
+                    epoch, which = step.epoch, self._drawn(step.epoch)
                 for number, view in enumerate(self._views[1:], 1):
-                    matrix[which == number] = view[rows[which == number]]
+                    chosen = which[step.rows] == number
+                    matrix[chosen] = view[rows[chosen]]
             yield _sets(matrix.to(self._device), self._columns)
+
+    def _drawn(self, epoch: int) -> Tensor:
+        """The view of each row [n] in an epoch."""
+        draws = keys.uniform(keys.key(self._seed, "probe view", epoch), self._rows, 1)[:, 0]
+        return (draws * len(self._views)).long()
 
 
 class Crop(NamedTuple):

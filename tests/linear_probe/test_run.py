@@ -154,6 +154,7 @@ def test_nearest_neighbours_and_logistic_regression_equal_scikit_learns(
     ]
     assert metrics.logistic_top1 == pytest.approx(100 * max(model.score(test, labels["test"]) for model in models))
     assert (metrics.logistic_top1_gain, metrics.train_images, metrics.scored) == (0.0, 100, 50)
+    assert metrics.logistic_lambda in (0.1, 10.0)
 
 
 def test_a_second_run_uses_the_features_again_and_scores_the_same(
