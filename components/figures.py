@@ -1,4 +1,4 @@
-"""What a person looks at beside the numbers: training curves and confusion matrices, drawn by matplotlib.
+"""What a person looks at beside the numbers: training curves, histories and confusion matrices, drawn by matplotlib.
 
 Plain `Figure` objects and no pyplot: nothing global is opened, so that any thread may draw and nothing has to be closed.
 """
@@ -31,6 +31,13 @@ PANELS: tuple[tuple[str, str, dict[str, str]], ...] = (
     ("Throughput, all workers", "images / s", {"images_per_second": ""}),
 )
 """Title, y label, and the curves of a panel: their names in a row of the history, and in the legend."""
+
+QUANTITIES = {
+    "train_loss": ("Training loss", "cross-entropy (nats)"),
+    "top1": ("Accuracy", "top-1 (%)"),
+    "lr": ("Learning rate of the head", "learning rate"),
+}
+"""Title and y label of a finetuning's panels."""
 
 CELLS_WITH_NUMBERS = 12  # classes; more leave no room for a number in each cell
 TICKS = 25  # at most, on each axis
@@ -82,6 +89,37 @@ def spectrum(end: Sequence[float], start: Sequence[float]) -> Figure:
     _dress(axes, "Eigenvalues of AAᵀ (times noise_std²: variances of the noise)", "eigenvalue")
     axes.set_yscale("log")
     axes.set_xlabel("rank")
+    return figure
+
+
+def by_epoch(columns: Mapping[str, Sequence[float]]) -> Figure:
+    """A finetuning's history: a panel for each quantity over the column `epoch`, a line for each encoder.
+
+    A column is named `<quantity>_<encoder>` with encoder pretrained or untrained; others are quantities of their own.
+    """
+    panels: dict[str, dict[str, Sequence[float]]] = {}
+    for name, values in columns.items():
+        quantity, _, encoder = name.rpartition("_")
+        if encoder in ("pretrained", "untrained"):
+            panels.setdefault(quantity, {})[encoder] = values
+        elif name != "epoch":
+            panels.setdefault(name, {})[""] = values
+    figure = Figure(figsize=(4 * len(panels), 3.6), dpi=100, layout="constrained")
+    for axes, (quantity, lines) in zip(
+        figure.subplots(1, len(panels), squeeze=False).flat, panels.items(), strict=True
+    ):
+        for number, (encoder, values) in enumerate(lines.items()):
+            style = {
+                "color": COLOURS[number],
+                "linestyle": DASHES[number],
+                "marker": "o" if len(values) <= MARKED else "",
+            }
+            axes.plot(columns["epoch"], values, markersize=3.5, linewidth=1.8, label=encoder, **style)
+        if len(lines) > 1:
+            axes.legend(fontsize=8)
+        title, label = QUANTITIES.get(quantity, (quantity, quantity))
+        _dress(axes, title, label)
+        axes.set_xlabel("epoch")
     return figure
 
 

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -226,7 +226,7 @@ def finish_pipeline(root: Path, run_id: str, status: str, finished: Collection[s
             if about["stage"] in current and _wanted(about["stage"], finished):
                 run.tags({f"linked.{about['stage'].replace('/', '.')}": about["mlflow_run_id"]})
                 run.adopt(about["mlflow_run_id"])
-        for path in (root / "report.md", root / "dvc.lock"):
+        for path in (root / "report.md", root / "report.html", root / "dvc.lock"):
             if path.exists() and finished is not None:  # a plain `dvc repro` has not written its dvc.lock yet
                 run.artifact(path)
     finally:
@@ -234,12 +234,20 @@ def finish_pipeline(root: Path, run_id: str, status: str, finished: Collection[s
 
 
 class Row(NamedTuple):
-    """One pipeline run in MLflow's table."""
+    """One pipeline run in MLflow's table; `protocols` has the hash of each evaluation by its dotted name (`linear_probe.digits`)."""
 
     run_id: str
     experiment: str
     name: str
     metrics: dict[str, float]
+    protocols: dict[str, str]
+
+    def protocol(self, metric: str) -> tuple[str, str]:
+        """The evaluation that `metric` is of and the hash of its protocol; ('', '') where the run recorded none."""
+        dotted = metric.replace("/", ".")
+        names = [name for name in self.protocols if dotted.startswith(f"{name}.")]
+        name = max(names, key=len, default="")
+        return name, self.protocols.get(name, "")
 
 
 def beside_previous(root: Path, run_id: str) -> list[Row]:
@@ -255,7 +263,40 @@ def beside_previous(root: Path, run_id: str) -> list[Row]:
             before = f"attributes.status = 'FINISHED' AND attributes.start_time < {info.start_time} AND tags.trigger LIKE '%'"
             newest = ["attributes.start_time DESC"]  # only pipeline runs have a trigger
             rows += client.search_runs([info.experiment_id], before, max_results=1, order_by=newest)
-    return [Row(row.info.run_id, row.info.experiment_id, str(row.info.run_name), row.data.metrics) for row in rows]
+    return [_row(row) for row in rows]
+
+
+def pipeline_rows(root: Path, names: Sequence[str]) -> list[Row]:
+    """The rows of pipeline runs, each named by its id in MLflow or by its name, which stands for the newest run of that name.
+
+    Raises ValueError for a name that no pipeline run has.
+    """
+    from mlflow import MlflowClient
+
+    client = MlflowClient(uri(root))
+    experiment = client.get_experiment_by_name(EXPERIMENT)
+    rows = []
+    for name in names:
+        quoted = name.replace("'", "")  # no name of a run has one, and MLflow's language knows no escape
+        found = list[Any]()
+        for key in ("attributes.run_id", "attributes.run_name"):
+            if experiment and not found:
+                wanted = f"{key} = '{quoted}' AND tags.trigger LIKE '%'"
+                newest = ["attributes.start_time DESC"]
+                found = client.search_runs([experiment.experiment_id], wanted, max_results=1, order_by=newest)
+        if not found:
+            raise ValueError(
+                f"no pipeline run of {uri(root)} has the id or name {name!r}; `make mlflow` shows them, those of experiment "
+                f"{EXPERIMENT!r} without a parent"
+            )
+        rows.append(_row(found[0]))
+    return rows
+
+
+def _row(run: Any) -> Row:
+    tags = run.data.tags.items()
+    protocols = {key.removeprefix("protocol."): value for key, value in tags if key.startswith("protocol.")}
+    return Row(run.info.run_id, run.info.experiment_id, str(run.info.run_name), run.data.metrics, protocols)
 
 
 def headline_metrics(root: Path, finished: Collection[str] | None = None) -> dict[str, float]:

@@ -80,7 +80,9 @@ def _run(root: Path, name: str, nodes: list[graph.Node], forced: set[str], paral
     unsaved = experiment.save(root, name, finished)
     compared = tracking.beside_previous(root, parent)
     report = summary.report(root, nodes, rows, compared)
-    text = "\n".join([report, summary.whereabouts(root, name, nodes, tracking.uri(root), compared, unsaved)])
+    text = "\n".join(
+        [summary.brief(report), summary.whereabouts(root, name, nodes, tracking.uri(root), compared, unsaved)]
+    )
     say(text)
     artifacts.publish(name, report, rows, compared)
     if status == "FAILED":

@@ -6,8 +6,9 @@ from typing import Any
 
 from prefect.client.schemas import State
 
+from components.report.markdown import SMALL_PRINT, grid
 from components.tracking import Row
-from flows import links
+from flows import compare, links
 from flows.graph import Node
 
 COLUMNS = ("stage", "state", "seconds", "log")
@@ -30,29 +31,26 @@ def row(stage: str, state: State[Any]) -> dict[str, Any]:
 def report(root: Path, nodes: Sequence[Node], rows: Sequence[dict[str, Any]], compared: Sequence[Row]) -> str:
     """Markdown: what the stage `report` wrote, if this run made or kept it, the table of stages, and each failure.
 
-    `compared` holds this run and the one before it; their metrics stand side by side.
+    `compared` holds this run and the one before it; their metrics stand side by side. The small print comes last.
     """
     done = {row["stage"] for row in rows if row["state"] in DONE}
     pages = [out for node in nodes if node.word == "report" and node.name in done for out in node.outs]
-    parts = [page.read_text(encoding="utf-8") for page in pages if page.suffix == ".md"]
-    parts += ["## Beside the previous run\n\n" + _beside(*compared)] if len(compared) > 1 else []
+    texts = [page.read_text(encoding="utf-8").partition(SMALL_PRINT) for page in pages if page.suffix == ".md"]
+    parts = [above for above, _, _ in texts]
+    if len(compared) > 1:
+        parts.append("\n\n".join(["## Beside the previous run", compare.table(compared), *compare.warnings(compared)]))
     parts.append("## Stages\n\n" + _table([COLUMNS, *([str(row[column]) for column in COLUMNS] for row in rows)]))
     for row in rows:
         if row["state"] == "failed":
             parts.append(f"## {row['stage']} failed\n\n```\n{row['message']}\n```\n\nAll its lines: `{row['log']}`")
     parts += _links(compared)
+    parts += [heading + below for _, heading, below in texts if heading]
     return "\n\n".join(part.strip() for part in parts) + "\n"
 
 
-def _beside(current: Row, previous: Row) -> str:
-    """Every metric of either run; a dash where one has none."""
-    lines = []
-    for name in sorted(current.metrics.keys() | previous.metrics.keys()):
-        pair = current.metrics.get(name), previous.metrics.get(name)
-        texts = ["–" if value is None else f"{value:.6g}" for value in pair]
-        change = "" if pair[0] is None or pair[1] is None else f"{pair[0] - pair[1]:+.3g}"
-        lines.append([name, *texts, change])
-    return _table([("metric", current.name, previous.name, "difference"), *lines])
+def brief(report: str) -> str:
+    """The report without its small print, for a terminal."""
+    return report.partition(SMALL_PRINT)[0].rstrip() + "\n"
 
 
 def _links(compared: Sequence[Row]) -> list[str]:
@@ -69,12 +67,7 @@ def _links(compared: Sequence[Row]) -> list[str]:
 
 def _table(rows: Sequence[Sequence[str]]) -> str:
     """Markdown that is readable as plain text, too; the first of the `rows` is the head."""
-    columns = [list(column) for column in zip(*rows, strict=True)]
-    widths = [max(map(len, column)) for column in columns]
-    for column, width in zip(columns, widths, strict=True):
-        column.insert(1, "-" * width)
-    lines = zip(*columns, strict=True)
-    return "\n".join("| " + " | ".join(map(str.ljust, line, widths)) + " |" for line in lines)
+    return grid(rows, words=len(rows[0]))
 
 
 def failure(rows: Sequence[dict[str, Any]]) -> str:

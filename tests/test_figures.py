@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 from sklearn.metrics import confusion_matrix
 
-from components.figures import CELLS_WITH_NUMBERS, LABEL, PANELS, TICKS, confusion, curves, spectrum
+from components.figures import CELLS_WITH_NUMBERS, LABEL, PANELS, TICKS, by_epoch, confusion, curves, spectrum
 
 DRAWN = [name for _, _, lines in PANELS for name in lines]
 
@@ -152,3 +152,26 @@ def test_names_are_text_and_no_formulas() -> None:
 def test_labels_that_make_no_matrix_are_refused(actual: list[int], predicted: list[int], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         confusion(["cat", "dog"], np.array(actual, int), np.array(predicted, int))
+
+
+def test_a_finetuning_has_a_panel_per_quantity_and_a_line_per_encoder() -> None:
+    columns = {
+        "epoch": [1.0, 2.0, 3.0],
+        "lr": [0.1, 0.05, 0.01],
+        "train_loss_pretrained": [2.0, 1.0, 0.5],
+        "top1_pretrained": [30.0, 40.0, 45.0],
+        "train_loss_untrained": [2.5, 2.0, 1.75],
+        "top1_untrained": [10.0, 15.0, 20.0],
+    }
+    figure = by_epoch(columns)
+    drawn = {
+        (axes.get_ylabel(), line.get_label()): [list(values) for values in line.get_data()]
+        for axes in figure.axes
+        for line in axes.lines
+    }
+    assert drawn.pop(("learning rate", "_child0")) == [columns["epoch"], columns["lr"]]
+    for label, quantity in (("cross-entropy (nats)", "train_loss"), ("top-1 (%)", "top1")):
+        for encoder in ("pretrained", "untrained"):
+            assert drawn.pop((label, encoder)) == [columns["epoch"], columns[f"{quantity}_{encoder}"]]
+    assert not drawn and {axes.get_xlabel() for axes in figure.axes} == {"epoch"}
+    png(figure)

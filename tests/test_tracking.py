@@ -16,6 +16,8 @@ from components import tracking
 from components.report.contract import ReportInputs, ReportOutputs, ReportParams
 from components.stage import contract
 
+PARAMS = ReportParams(decimals=2, picture_pixels=1200)
+
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -28,9 +30,11 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def stage_run(root: Path) -> Any:
-    inputs = ReportInputs(metrics=root / "metrics", values=root / "params")
-    outputs = ReportOutputs(report=root / "report.md", table=root / "table.json", run=root / "run.json")
-    return tracking.stage_run("report", contract("report"), ReportParams(decimals=2), inputs, outputs)
+    folders = {"metrics": "metrics", "values": "params", "protocols": "metrics", "plots": "metrics"}
+    inputs = ReportInputs(**{name: root / folder for name, folder in folders.items()})
+    files = {"report": "report.md", "page": "report.html", "table": "report.json", "run": "run.json"}
+    outputs = ReportOutputs(**{name: root / file for name, file in files.items()})
+    return tracking.stage_run("report", contract("report"), PARAMS, inputs, outputs)
 
 
 def runs(root: Path) -> list[Any]:
@@ -53,7 +57,7 @@ def test_the_status_is_how_the_stage_ended_and_a_parent_is_kept(project: Path, m
     rows = [row for row in runs(project) if row.info.run_id != parent]
     assert [row.info.status for row in rows] == ["FINISHED", "FAILED", "KILLED"]
     assert {row.data.tags["mlflow.parentRunId"] for row in rows} == {parent}
-    assert all(row.data.params == {"report.decimals": "2"} for row in rows)
+    assert all(row.data.params == {"report.decimals": "2", "report.picture_pixels": "1200"} for row in rows)
     tracking.log_metrics({"report/curve": 2.0}, step=2)  # outside a run nothing happens
 
 
@@ -79,7 +83,7 @@ def test_a_broken_server_costs_a_warning_not_the_stage(
     (project / "mlflow.db").write_bytes(b"this is no database" * 100)
     with stage_run(project) as record:
         tracking.log_metrics({"report/curve": 1.0}, step=1)
-        record.finish(contract("report").metrics(compared=0, improved=0))
+        record.finish(contract("report").metrics(compared=0, improved=0, published=0))
     assert "warning: MLflow did not take the stage's run" in capsys.readouterr().err
     assert (project / "run.json").exists()
 
@@ -135,3 +139,35 @@ def test_a_drawing_that_mlflow_refuses_costs_a_warning(
 def test_loading_tracking_loads_no_matplotlib() -> None:
     code = "import sys; from components import tracking; print('matplotlib' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "False\n"
+
+
+def ended(root: Path, name: str, protocol: str) -> str:
+    """A pipeline run whose one evaluation left a score with a protocol."""
+    (root / "params/davis.yaml").write_text("seed: 0\n")
+    (root / "metrics/davis.json").write_text(f'{{"jf_mean": 50.0, "protocol": "{protocol}"}}')
+    run_id = tracking.start_pipeline(root, name, "dvc", {})
+    tracking.finish_pipeline(root, run_id, "FINISHED")
+    return run_id
+
+
+def test_a_row_knows_the_protocol_of_each_of_its_metrics(project: Path) -> None:
+    first, second, newest = (ended(project, name, hash) for name, hash in (("one", "aa"), ("two", "bb"), ("one", "cc")))
+    rows = tracking.beside_previous(project, newest)
+    assert [(row.run_id, row.name, row.protocols) for row in rows] == [
+        (newest, "one", {"davis": "cc"}),
+        (second, "two", {"davis": "bb"}),
+    ]
+    assert rows[0].metrics == {"davis/jf_mean": 50.0}
+    assert rows[0].protocol("davis/jf_mean") == ("davis", "cc") and rows[0].protocol("clevr/top1") == ("", "")
+    by_id, by_name = tracking.pipeline_rows(project, [first, "one"])
+    assert (by_id.run_id, by_name.run_id) == (first, newest)
+    for wrong in ("three", "it's", ""):
+        with pytest.raises(ValueError, match="no pipeline run of sqlite:.* has the id or name"):
+            tracking.pipeline_rows(project, ["one", wrong])
+
+
+def test_the_longest_name_owns_a_metric() -> None:
+    row = tracking.Row("id", "0", "run", {}, {"linear_probe.a": "1", "linear_probe.a.b": "2"})
+    assert row.protocol("linear_probe/a.b/top1") == ("linear_probe.a.b", "2")
+    assert row.protocol("linear_probe/a/top1") == ("linear_probe.a", "1")
+    assert row.protocol("linear_probe/ab/top1") == ("", "")

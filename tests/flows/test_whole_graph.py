@@ -31,7 +31,7 @@ def dvc(root: Path, *arguments: str) -> str:
 
 
 def dvc_metrics(root: Path) -> dict[str, float]:
-    """What `dvc metrics show` shows, by MLflow's names."""
+    """The numbers that `dvc metrics show` shows, by MLflow's names. Beside them it shows the hashes of protocols."""
     shown = json.loads(dvc(root, "metrics", "show", "--json"))[""]["data"]
     return {
         f"{Path(path).relative_to('metrics').with_suffix('').as_posix()}/{name}": float(value)
@@ -66,16 +66,21 @@ def test_flow_dvc_and_mlflow_agree_on_every_number(checkout: Path, prefect: str,
     assert parent.data.params["pretrain.stop.noise_std"] == "0.25"
     assert parent.data.params["prepare.datasets.shapes.scenes"] == "128"
 
-    rows = json.loads((checkout / "plots/report.json").read_text())
+    rows = json.loads((checkout / "report.json").read_text())
     compared = {row["metric"] for row in rows}
     assert {"linear_probe/digits/top1", "clevr/count_top1", "clevr/distance_top1", "davis/jf_mean"} <= compared
+    page, words = (checkout / "report.html").read_text(), " ".join(text.split())
     for row in rows:
         assert row["pretrained"] == shown[row["metric"]]
         assert row["untrained"] == shown[f"{row['metric']}_untrained"]
         assert row["difference"] == pytest.approx(row["pretrained"] - row["untrained"])
         assert (
-            f"| {row['metric']} | {row['pretrained']:.2f} | {row['untrained']:.2f} | {row['difference']:+.2f} |" in text
+            f"| {row['metric']} | {row['pretrained']:.2f} | {row['untrained']:.2f} | {row['difference']:+.2f} |"
+            in words
         )
+        assert f"<td>{row['metric']}</td>" in page and not row["published"]  # no real data, so nothing of the paper
+    assert "no comparison with the paper" in words and page.count("<img ") >= 8
+    assert "Small print" not in text and "Small print" in (checkout / "report.md").read_text()
     made = children(checkout, parent.info.run_id)
     assert set(made) == stages
     assert all(child.info.status == "FINISHED" for child in made.values())
