@@ -7,6 +7,7 @@ another name and renamed when it is complete, by one process at a time, so that 
 import fcntl
 import hashlib
 import os
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -44,6 +45,13 @@ class Features(NamedTuple):
     def where(self, keep: NDArray[np.bool_]) -> "Features":
         """The rows for which the mask `keep` [n] is true, in memory."""
         return Features(self.matrix[keep], self.columns)
+
+
+def tensor(values: NDArray[np.float32]) -> Tensor:
+    """A tensor on the array's own memory, kept features among them: nobody here writes to it, which torch warns of."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The given NumPy array is not writable")
+        return torch.from_numpy(values)
 
 
 def columns(encoder: VisionEncoder, layers: int) -> dict[str, slice]:
@@ -94,7 +102,7 @@ def pooled(
                 _fill(file, subject, part, view, layers, batch_size, label)
                 file.flush()
                 os.fsync(file.fileno())  # the new name must not survive a crash that the bytes do not
-    return Features(np.load(path, mmap_mode="c"), sets)  # "c": torch warns of arrays that it may not write to
+    return Features(np.load(path, mmap_mode="r"), sets)
 
 
 def key(subject: Subject, part: Part, view: View, layers: int) -> str:

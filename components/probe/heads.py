@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from components import progress
-from components.probe.extraction import Features
+from components.probe.extraction import Features, tensor
 from components.probe.grid import Head, Step, grid, plan
 from components.probe.group import Group
 from components.probe.params import HeadParams
@@ -59,7 +59,7 @@ class Heads(NamedTuple):
 
 
 def _predict(group: Group, features: np.ndarray) -> np.ndarray:
-    rows = torch.split(torch.from_numpy(features), ROWS_AT_ONCE)
+    rows = torch.split(tensor(features), ROWS_AT_ONCE)
     logits = (group.logits(x.to(group.weight.device)) for x in rows)
     # argmax would answer class 0 for a head that is no longer a number, and be right now and then.
     return torch.cat([x.argmax(-1).where(x.isfinite().all(-1), -1) for x in logits]).T.cpu().numpy()
@@ -122,10 +122,10 @@ class _Kept:
         """Brings `groups` to where they were; the epoch to go on with."""
         if not self._path.is_file():
             return 0
-        state = torch.load(self._path, weights_only=True)
+        state = torch.load(self._path, map_location="cpu", weights_only=True)
         for group, tensors in zip(groups, state["groups"], strict=True):
-            for value, tensor in zip(group.state(), tensors, strict=True):
-                value.copy_(tensor)
+            for value, saved in zip(group.state(), tensors, strict=True):
+                value.copy_(saved)
         progress.show(f"{task.name}: goes on after {state['epoch']} of {task.epochs} epochs, from {self._path.name}")
         return int(state["epoch"])
 

@@ -5,6 +5,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from components.probe.extraction import tensor
+
 TEMPERATURE = 0.07
 ROWS_AT_ONCE, BANK_AT_ONCE = 512, 65_536
 CPU = torch.device("cpu")
@@ -36,7 +38,7 @@ def nearest(
 
 
 def _unit(rows: np.ndarray, device: torch.device) -> Tensor:
-    return functional.normalize(torch.from_numpy(rows).to(device), dim=1)
+    return functional.normalize(tensor(rows).to(device), dim=1)
 
 
 def _most_similar(rows_BD: Tensor, train: np.ndarray, k: int, device: torch.device) -> tuple[Tensor, Tensor]:

@@ -12,7 +12,7 @@ from torch import Tensor
 from components.images.transforms import Pixels, crop_draws, random_crop
 from components.mim import keys
 from components.probe.dataset import Part, Subject
-from components.probe.extraction import CODE, Features, check_finite, columns, decoded, encode
+from components.probe.extraction import CODE, Features, check_finite, columns, decoded, encode, tensor
 from components.probe.grid import Step
 from components.stage import code, digest
 
@@ -26,7 +26,7 @@ class Cached:
         self, views: list[Features], rows: NDArray[np.int64], labels: np.ndarray, seed: int, device: torch.device
     ) -> None:
         self.labels, self._rows, self._seed, self._device = labels, torch.from_numpy(rows), seed, device
-        self._views, self._columns = [torch.from_numpy(view.matrix) for view in views], views[0].columns
+        self._views, self._columns = [tensor(view.matrix) for view in views], views[0].columns
         self.widths: Mapping[str, int] = {name: part.stop - part.start for name, part in self._columns.items()}
 
     def features(self, steps: Iterator[Step]) -> Iterator[Mapping[str, Tensor]]:
