@@ -5,10 +5,11 @@ from typing import Literal
 
 from pydantic import Field
 
-from components.stage import Inputs, Metrics, Outputs, Params
+from components.evaluation import EvaluationParams, Scores
+from components.stage import Inputs, Outputs
 
 
-class DavisParams(Params):
+class DavisParams(EvaluationParams):
     """Video object segmentation by label propagation: no training, the frozen features alone decide."""
 
     dataset: str = Field(
@@ -24,6 +25,10 @@ class DavisParams(Params):
         le=4096,
         description="Pixels of a frame's short side when it enters the encoder, rounded to whole patches. 480 at patch 16 and 120 at "
         "patch 4 give 854×480 videos DINO's 30×52 tokens. Twice as much costs 16 times the time in attention and affinities.",
+    )
+    positions: Literal["stretched", "continued"] = Field(
+        description="How an encoder with fixed sin-cos positions sees the video's larger grid: `stretched` resamples the table of its "
+        "own grid (bicubic, as DINO's protocol does), `continued` counts rows and columns on. Learned tables are always stretched."
     )
     context_frames: int = Field(
         ge=0,
@@ -64,15 +69,22 @@ class DavisOutputs(Outputs):
         description="folder of palette PNGs <encoder>/<sequence>/<frame>.png that the official DAVIS-2017 tool can score"
     )
     scores: Path = Field(description="CSV of J and F per encoder, sequence and object, in percent")
+    sequences: Path = Field(description="CSV of J and F per encoder and sequence, means over its objects, in percent")
     sheet: Path = Field(
-        description="PNG: some frames of every sequence, the pretrained encoder's prediction and the true outline"
+        description="PNG: some frames of every sequence with the encoder's prediction, the baselines' of the last one, and the true outline"
     )
+    protocol: Path = Field(description="JSON of the settings and the data that the scores belong to")
     metrics: Path = Field(description="JSON of the metrics")
     run: Path = Field(description="JSON that links to the MLflow run")
+    work: Path = Field(description="folder of finished sequences, by fingerprint, until the stage is done")
 
 
-class DavisMetrics(Metrics):
-    """J (region overlap) and F (boundary agreement) in percent, means over all objects of all sequences."""
+class DavisMetrics(Scores):
+    """J (region overlap) and F (boundary agreement) in percent, means over all objects of all sequences.
+
+    `_untrained` is the encoder before its first step, `_pixels` the same propagation of the patches' own pixels, `_copy` the
+    first mask in every frame.
+    """
 
     jf_mean: float
     j_mean: float
@@ -83,7 +95,25 @@ class DavisMetrics(Metrics):
     f_decay: float
     jf_mean_untrained: float
     j_mean_untrained: float
+    j_recall_untrained: float
+    j_decay_untrained: float
     f_mean_untrained: float
+    f_recall_untrained: float
+    f_decay_untrained: float
+    jf_mean_pixels: float
+    j_mean_pixels: float
+    j_recall_pixels: float
+    j_decay_pixels: float
+    f_mean_pixels: float
+    f_recall_pixels: float
+    f_decay_pixels: float
+    jf_mean_copy: float
+    j_mean_copy: float
+    j_recall_copy: float
+    j_decay_copy: float
+    f_mean_copy: float
+    f_recall_copy: float
+    f_decay_copy: float
     jf_mean_gain: float
     sequences: int
     objects: int

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from components.davis.palette import Ids
-from components.davis.sequence import Profile
+from components.davis.view import Profile
 
 
 def soften(ids_HW: Ids, objects: int, grid: tuple[int, int], profile: Profile) -> Tensor:

@@ -1,6 +1,5 @@
 """Object ids as palette PNGs, the format that DAVIS and its official tool exchange."""
 
-from io import BytesIO
 from pathlib import Path
 
 import numpy as np
@@ -28,10 +27,3 @@ def write_ids(path: Path, ids_HW: Ids) -> None:
     image = Image.fromarray(ids_HW)
     image.putpalette(PALETTE)
     image.save(path, format="PNG")
-
-
-def read_values(png: bytes) -> tuple[Ids, bool]:
-    """The stored values [H,W] of a mask, and whether it has a palette (else it is grey; black and white read as 0 and 255)."""
-    with Image.open(BytesIO(png)) as image:
-        grey = image.convert("L") if image.mode == "1" else image
-        return np.array(grey, dtype=np.uint8), image.mode == "P"

@@ -1,69 +1,54 @@
-"""Scores per object: as a table, and averaged into the stage's metrics."""
+"""Scores as tables per object and per sequence, and averaged into the stage's metrics."""
 
 import csv
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
 
-from components.davis.contract import DavisMetrics
+from components.davis.judging import Score
 from components.davis.scores import Statistics
 from components.stage import atomic
 
-COLUMNS = ("encoder", "sequence", "object", "frames", "j_mean", "j_recall", "j_decay", "f_mean", "f_recall", "f_decay")
+STATISTICS = ("jf_mean", "j_mean", "j_recall", "j_decay", "f_mean", "f_recall", "f_decay")
 
 
-@dataclass(frozen=True)
-class Score:
-    """J and F of one object over the scored frames of its sequence, as fractions."""
-
-    encoder: str
-    sequence: str
-    object: int
-    frames: int
-    j: Statistics
-    f: Statistics
-
-
-def write_table(path: Path, scores: Sequence[Score]) -> None:
+def write_objects(path: Path, scores: Sequence[Score]) -> None:
     """CSV, percent with 4 decimals, one line per encoder, sequence and object."""
+    rows = ([s.encoder, s.sequence, s.object, s.frames, *_texts([s])] for s in scores)
+    _write(path, ("encoder", "sequence", "object", "frames", *STATISTICS), rows)
+
+
+def write_sequences(path: Path, scores: Sequence[Score]) -> None:
+    """CSV, percent with 4 decimals, one line per encoder and sequence: means over the sequence's objects."""
+    groups: dict[tuple[str, str], list[Score]] = {}
+    for score in scores:
+        groups.setdefault((score.encoder, score.sequence), []).append(score)
+    rows = ([*key, len(group), group[0].frames, *_texts(group)] for key, group in groups.items())
+    _write(path, ("encoder", "sequence", "objects", "frames", *STATISTICS), rows)
+
+
+def means(scores: Sequence[Score]) -> dict[str, float]:
+    """`STATISTICS` in percent: plain means over all objects (not over sequences), as in the official tool; J&F is (J + F) / 2."""
+    j, f = _mean([score.j for score in scores]), _mean([score.f for score in scores])
+    return dict(zip(STATISTICS, ((j.mean + f.mean) / 2, *j, *f), strict=True))
+
+
+def summary(scores: Sequence[Score], follower: str, suffix: str) -> dict[str, float]:
+    """The means of one follower, each name with `suffix`."""
+    return {f"{name}{suffix}": value for name, value in means([s for s in scores if s.encoder == follower]).items()}
+
+
+def _mean(values: Sequence[Statistics]) -> Statistics:
+    return Statistics(*(100 * np.array(values, dtype=np.float64).mean(0)).tolist())
+
+
+def _texts(scores: Sequence[Score]) -> list[str]:
+    return [f"{value:.4f}" for value in means(scores).values()]
+
+
+def _write(path: Path, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     with atomic(path) as temporary, temporary.open("w", encoding="utf-8", newline="") as stream:
         writer = csv.writer(stream, lineterminator="\n")
-        writer.writerow(COLUMNS)
-        for score in scores:
-            values = [f"{100 * value:.4f}" for value in (*score.j, *score.f)]
-            writer.writerow([score.encoder, score.sequence, score.object, score.frames, *values])
-
-
-def summarise(scores: Sequence[Score], *, sequences_excluded: int) -> DavisMetrics:
-    """Plain means over all objects of all sequences (not over sequences), as in the official tool; J&F is (J + F) / 2."""
-    pretrained = [score for score in scores if score.encoder == "pretrained"]
-    j, f = _mean(pretrained, "j"), _mean(pretrained, "f")
-    untrained = [score for score in scores if score.encoder == "untrained"]
-    j_untrained, f_untrained = _mean(untrained, "j").mean, _mean(untrained, "f").mean
-    jf_mean, jf_mean_untrained = (j.mean + f.mean) / 2, (j_untrained + f_untrained) / 2
-    frames_by_sequence = {score.sequence: score.frames for score in pretrained}
-    return DavisMetrics(
-        jf_mean=jf_mean,
-        j_mean=j.mean,
-        j_recall=j.recall,
-        j_decay=j.decay,
-        f_mean=f.mean,
-        f_recall=f.recall,
-        f_decay=f.decay,
-        jf_mean_untrained=jf_mean_untrained,
-        j_mean_untrained=j_untrained,
-        f_mean_untrained=f_untrained,
-        jf_mean_gain=jf_mean - jf_mean_untrained,
-        sequences=len(frames_by_sequence),
-        objects=len(pretrained),
-        frames=sum(frames_by_sequence.values()),
-        sequences_excluded=sequences_excluded,
-    )
-
-
-def _mean(scores: Sequence[Score], measure: str) -> Statistics:
-    """Mean over objects of each statistic, in percent."""
-    values = np.array([getattr(score, measure) for score in scores])
-    return Statistics(*(100 * values.mean(0)).tolist())
+        writer.writerow(columns)
+        writer.writerows(rows)

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from components.davis.labels import harden, soften
-from components.davis.sequence import Profile
+from components.davis.view import Profile
 
 BOTH: tuple[Profile, Profile] = ("paper", "clean")
 

@@ -5,7 +5,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from components.davis.palette import PALETTE, read_values, write_ids
+from components.davis.annotation import read_values
+from components.davis.palette import PALETTE, write_ids
 
 # The first colours of DAVIS' own masks; 191 where PASCAL VOC has 192.
 DAVIS = [
@@ -30,6 +31,6 @@ def test_file_holds_ids_and_palette(tmp_path: Path) -> None:
         assert (image.mode, image.size) == ("P", (4, 3))
         assert np.array_equal(np.array(image), ids_HW)
         assert np.array_equal(np.array(image.convert("RGB")).reshape(-1, 3), DAVIS[:12])
-    values_HW, palette = read_values((tmp_path / "00000.png").read_bytes())
+    values_HW, palette = read_values((tmp_path / "00000.png").read_bytes(), "00000.png")
     assert palette
     assert np.array_equal(values_HW, ids_HW)

@@ -2,27 +2,35 @@
 
 import csv
 import hashlib
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
+from components.davis import palette, work
 from components.davis.contract import DavisInputs, DavisMetrics, DavisOutputs, DavisParams
 from components.davis.palette import PALETTE
 from components.davis.run import run
 from components.davis.scores import boundary_agreement, region_overlap, statistics
+from components.mim import weights
+from components.mim.encoder import Encoder, EncoderConfig
 
 MakeDataset = Callable[..., Path]
 MakeMask = Callable[[np.ndarray, str], bytes]
 Frame = tuple[np.ndarray, bytes]
 
+FOLLOWERS = ("pretrained", "untrained", "pixels", "copy")
 PARAMS: dict[str, Any] = {
+    "device": "cpu",
     "dataset": "toy",
     "profile": "clean",
     "short_side": 40,
+    "positions": "stretched",
     "context_frames": 3,
     "radius": 3,
     "top_k": 5,
@@ -56,8 +64,7 @@ def dataset(make_dataset: MakeDataset, png: MakeMask) -> Path:
 
 
 def evaluate(folder: Path, dataset: Path, encoder: Path, **changes: Any) -> tuple[DavisMetrics, DavisOutputs]:
-    names = {"masks": "masks", "scores": "davis.csv", "sheet": "sheet.png", "metrics": "m.json", "run": "r.json"}
-    outputs = DavisOutputs(**{name: folder / path for name, path in names.items()})
+    outputs = DavisOutputs(**{name: folder / name for name in DavisOutputs.model_fields})
     return run(DavisParams(**PARAMS | changes), DavisInputs(encoder=encoder, dataset=dataset), outputs), outputs
 
 
@@ -69,12 +76,7 @@ def content(folder: Path) -> dict[str, str]:
 def test_masks_are_what_the_official_tool_reads(tmp_path: Path, dataset: Path, encoder_file: Path) -> None:
     _, outputs = evaluate(tmp_path, dataset, encoder_file)
     frames = [f"{5 * frame:05d}.png" for frame in range(FRAMES)]
-    expected = {
-        f"{encoder}/{clip}/{frame}"
-        for encoder in ("pretrained", "untrained")
-        for clip in ("pair", "single")
-        for frame in frames
-    }
+    expected = {f"{encoder}/{clip}/{frame}" for encoder in FOLLOWERS for clip in ("pair", "single") for frame in frames}
     assert set(content(outputs.masks)) == expected
     for path in outputs.masks.rglob("*.png"):
         with Image.open(path) as image:
@@ -90,9 +92,7 @@ def test_scores_are_those_of_the_files(tmp_path: Path, dataset: Path, encoder_fi
     with outputs.scores.open(newline="") as stream:
         table = list(csv.DictReader(stream))
     assert [(row["encoder"], row["sequence"], row["object"]) for row in table] == [
-        (encoder, *each)
-        for encoder in ("pretrained", "untrained")
-        for each in (("pair", "1"), ("pair", "2"), ("single", "1"))
+        (encoder, *each) for encoder in FOLLOWERS for each in (("pair", "1"), ("pair", "2"), ("single", "1"))
     ]
     for row in table:
         j, f = [], []
@@ -106,10 +106,19 @@ def test_scores_are_those_of_the_files(tmp_path: Path, dataset: Path, encoder_fi
         assert int(row["frames"]) == len(scored)
         got = [float(row[f"{measure}_{name}"]) for measure in "jf" for name in ("mean", "recall", "decay")]
         assert got == pytest.approx([100 * value for value in (*statistics(j), *statistics(f))], abs=1e-4)
-    for suffix, encoder in (("", "pretrained"), ("_untrained", "untrained")):
-        for measure in "jf":
-            mean = np.mean([float(row[f"{measure}_mean"]) for row in table if row["encoder"] == encoder])
-            assert getattr(metrics, f"{measure}_mean{suffix}") == pytest.approx(mean, abs=1e-4)
+    for encoder in FOLLOWERS:
+        suffix = "" if encoder == "pretrained" else f"_{encoder}"
+        for name in ("jf_mean", "j_mean", "j_recall", "j_decay", "f_mean", "f_recall", "f_decay"):
+            mean = np.mean([float(row[name]) for row in table if row["encoder"] == encoder])
+            assert getattr(metrics, f"{name}{suffix}") == pytest.approx(mean, abs=1e-4)
+    with outputs.sequences.open(newline="") as stream:
+        summed = list(csv.DictReader(stream))
+    assert [(row["encoder"], row["sequence"], row["objects"], row["frames"]) for row in summed] == [
+        (encoder, *each) for encoder in FOLLOWERS for each in (("pair", "2", "4"), ("single", "1", "3"))
+    ]
+    for row in summed:
+        own = [each for each in table if all(each[key] == row[key] for key in ("encoder", "sequence"))]
+        assert float(row["f_decay"]) == pytest.approx(np.mean([float(each["f_decay"]) for each in own]), abs=1e-4)
     assert metrics.jf_mean == pytest.approx((metrics.j_mean + metrics.f_mean) / 2)
     assert metrics.jf_mean_gain == pytest.approx(metrics.jf_mean - metrics.jf_mean_untrained)
     assert (metrics.sequences, metrics.objects, metrics.frames, metrics.sequences_excluded) == (2, 3, 7, 1)
@@ -155,9 +164,9 @@ def test_excluded_clip_is_named(
 ) -> None:
     evaluate(tmp_path, dataset, encoder_file)
     told = capsys.readouterr().out
-    assert "davis: short is left out: no frame between its first and its last has a mask" in told
-    assert "davis: pretrained encoder, sequence 2/2 single" in told
-    assert "davis: 24/24 frames" in told
+    assert "davis: short is left out: no mask is left between its first and its last" in told
+    assert "davis: pretrained, sequence 2/2 single" in told
+    assert "davis: 48/48 frames" in told
 
 
 def test_nothing_to_score_is_refused(
@@ -165,7 +174,9 @@ def test_nothing_to_score_is_refused(
 ) -> None:
     picture, ids = scene(1, 0)
     folder = make_dataset({"brief": [(picture, png(ids, "P"))] * 2})
-    with pytest.raises(ValueError, match="'toy': none of its 1 sequences has a mask between its first and its last"):
+    with pytest.raises(
+        ValueError, match="'toy': none of its 1 sequences has a mask between its first and its last one"
+    ):
         evaluate(tmp_path, folder, encoder_file)
     assert not (tmp_path / "masks").exists()
 
@@ -189,9 +200,120 @@ def test_sheet_shows_prediction_and_truth(tmp_path: Path, dataset: Path, encoder
     _, outputs = evaluate(tmp_path, dataset, encoder_file)
     with Image.open(outputs.sheet) as image:
         sheet = np.array(image.convert("RGB")).astype(int)
-    assert sheet.shape == (2 * 160, 4 * 208, 3)
-    tile = sheet[:160, :208]
-    centre = tile[2 * 20 - 3 : 2 * 20 + 3, 2 * 30 - 3 : 2 * 30 + 3].mean((0, 1))
+    assert sheet.shape == (22 + 2 * 120, 6 * 214, 3)
+    tile = sheet[22 : 22 + 120, :156]
+    centre = tile[30 - 3 : 30 + 3, 45 - 3 : 45 + 3].mean((0, 1))  # of the object at 20, 30 of 80 lines
     expected = 0.45 * np.array([240, 30, 30]) + 0.55 * np.array([128, 0, 0])
     assert np.abs(centre - expected).max() < 3
-    assert 150 < (tile == 255).all(-1).sum() < 500  # two outlines of 4·48 pixels, partly under the title
+    assert 150 < (tile[18:102] == 255).all(-1).sum() < 500  # two outlines of 4·36 pixels
+
+
+def test_a_sheet_of_many_sequences_stays_small(
+    tmp_path: Path, make_dataset: MakeDataset, png: MakeMask, encoder_file: Path
+) -> None:
+    picture, ids = scene(1, 0)
+    frames = [(picture, png(ids, "P"))] * 3
+    _, outputs = evaluate(tmp_path, make_dataset({f"clip{n:02d}": frames for n in range(45)}), encoder_file)
+    with Image.open(outputs.sheet) as image:
+        assert image.size == (4 * (6 * 214 + 8) - 8, 22 + 10 * 120)
+
+
+class Killed(BaseException):
+    """Stands in for SIGKILL: nothing may catch it."""
+
+
+def interrupt(monkeypatch: pytest.MonkeyPatch, after: int) -> list[Path]:
+    """Lets `after` masks be written, then ends the process's work; the list holds where."""
+    written: list[Path] = []
+
+    def write_ids(path: Path, ids: np.ndarray) -> None:
+        if len(written) == after:
+            raise Killed
+        written.append(path)
+        palette.write_ids(path, ids)
+
+    monkeypatch.setattr(work, "write_ids", write_ids)
+    return written
+
+
+@pytest.mark.parametrize("after", [3, 8, 20, 47])
+def test_goes_on_where_it_was_stopped(
+    tmp_path: Path,
+    dataset: Path,
+    encoder_file: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    after: int,
+) -> None:
+    """48 masks in 8 passes of 6: those that were finished are not done again, and the bytes are those of a run in one go."""
+    whole = evaluate(tmp_path / "whole", dataset, encoder_file)[0]
+    with monkeypatch.context() as patch:
+        interrupt(patch, after)
+        with pytest.raises(Killed):
+            evaluate(tmp_path / "torn", dataset, encoder_file)
+    capsys.readouterr()
+    assert not (tmp_path / "torn" / "masks").exists()
+    with monkeypatch.context() as patch:
+        written = interrupt(patch, 1000)
+        assert evaluate(tmp_path / "torn", dataset, encoder_file)[0] == whole
+    assert len(written) == 48 - after // 6 * 6
+    told = capsys.readouterr().out
+    assert (f"davis: {after // 6} of 8 passes over a sequence are done already, in {tmp_path}" in told) == (after >= 6)
+    assert content(tmp_path / "torn") == content(tmp_path / "whole")
+    assert list((tmp_path / "torn" / "work").iterdir()) == []
+
+
+def test_work_of_other_settings_or_weights_is_not_taken(
+    tmp_path: Path, dataset: Path, encoder_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for again in ({"top_k": 4}, {}):
+        with monkeypatch.context() as patch:
+            interrupt(patch, 20)
+            with pytest.raises(Killed):
+                evaluate(tmp_path, dataset, encoder_file, **again)
+    encoder = weights.load_encoder(encoder_file)
+    weights.initialise(encoder, 7, "fan_in")
+    weights.save(encoder_file, encoder, {"seed": 2, "weight_init": "fan_in"})
+    written = interrupt(monkeypatch, 1000)
+    evaluate(tmp_path, dataset, encoder_file)
+    assert len(written) == 48
+
+
+def test_two_at_the_same_work_are_refused(tmp_path: Path) -> None:
+    refused = pytest.raises(ValueError, match="another process is following objects in")
+    with work.resumable(tmp_path / "mark"), refused, work.resumable(tmp_path / "mark"):
+        pass
+
+
+def test_protocol_says_what_was_measured(tmp_path: Path, dataset: Path, encoder_file: Path) -> None:
+    """The counts tell DAVIS-2017 val from other videos; device and the dataset's name stay out of it, the settings don't."""
+    metrics, outputs = evaluate(tmp_path, dataset, encoder_file)
+    record = json.loads(outputs.protocol.read_text())
+    assert (record["protocol"], record["stage"]) == (metrics.protocol, "davis")
+    assert record["settings"] == {key: PARAMS[key] for key in PARAMS if key not in ("device", "dataset")}
+    data = record["data"]
+    assert (data["sequences"], data["objects"], data["splits"]) == (2, 3, {"val": {"rows": 14, "used": 12}})
+    other = evaluate(tmp_path / "other", dataset, encoder_file, radius=4)[0]
+    assert other.protocol != metrics.protocol
+
+
+def test_features_that_are_no_numbers_are_refused(tmp_path: Path, dataset: Path, encoder_file: Path) -> None:
+    encoder = weights.load_encoder(encoder_file)
+    encoder.norm.bias[3] = torch.nan
+    weights.save(encoder_file, encoder, {"seed": 2, "weight_init": "fan_in"})
+    with pytest.raises(
+        ValueError, match=r"encoder.safetensors': its features of JPEGImages/480p/pair/00000.jpg are not all"
+    ):
+        evaluate(tmp_path, dataset, encoder_file)
+
+
+def test_an_encoder_whose_patches_are_too_large_is_refused(tmp_path: Path, dataset: Path, encoder_file: Path) -> None:
+    with pytest.raises(
+        ValueError,
+        match=r"encoder.safetensors' does not fit sequence 'pair' of 104×80 pixels: with short_side 8 its patches of 16 pixels "
+        r"make a grid of 1×1 tokens",
+    ):
+        encoder = Encoder(EncoderConfig(image_size=64, patch_size=16, width=32, layers=1, heads=2))
+        weights.save(encoder_file, encoder, {"seed": 2, "weight_init": "fan_in"})
+        evaluate(tmp_path, dataset, encoder_file, short_side=8)
+    assert not (tmp_path / "work").exists()

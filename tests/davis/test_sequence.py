@@ -9,7 +9,8 @@ import pytest
 import torch
 from PIL import Image
 
-from components.davis.sequence import Profile, Sequence, grid_size, pixels, sequences
+from components.davis.sequence import Sequence, sequences
+from components.davis.view import Profile, grid_size, pixels
 from components.images import store
 
 MakeDataset = Callable[..., Path]
