@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from torch import Tensor
 
-from components.davis.propagation import Context, propagate, strongest
+from components.davis.propagation import Context, propagate, strongest, tiles
 
 GOLDEN = Path(__file__).parents[1] / "goldens" / "dino_label_propagation.safetensors"
 DINO = {"radius": 12, "top_k": 5, "temperature": 0.1, "context_frames": 7}
@@ -195,3 +195,21 @@ def test_reads_no_frame_ahead_and_holds_no_more_of_a_longer_video() -> None:
     assert len(list(islice(soft, 200))) == 200
     assert held() == after_6
     assert next(read) == 207  # 206 labels need the first frame and 206 more
+
+
+def test_tiles_are_made_once_for_a_grid() -> None:
+    """D9: two videos of one size share them, whatever their content; another radius or size has its own."""
+    made = [
+        tiles(*size, radius, torch.device("cpu"))
+        for size, radius in (((6, 7), 2), ((6, 7), 2), ((6, 7), 3), ((7, 6), 2))
+    ]
+    assert made[0] is made[1]
+    assert len({id(each) for each in made}) == 3
+
+
+def test_d11_a_frame_of_zeros_is_no_division_by_zero() -> None:
+    """Black pixels normalise to no direction at all; every token is equally like every other."""
+    first = random_labels(2, 4, 5)
+    for labels in propagate([torch.zeros(4, 5, 3)] * 3, first, **DINO):
+        assert labels.isfinite().all()
+        torch.testing.assert_close(labels.sum(0), torch.ones(4, 5))

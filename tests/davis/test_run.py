@@ -86,6 +86,17 @@ def test_masks_are_what_the_official_tool_reads(tmp_path: Path, dataset: Path, e
         assert np.array_equal(np.array(image), scene(2, 0)[1])
 
 
+def test_d6_d10_names_come_from_the_frames(
+    tmp_path: Path, make_dataset: MakeDataset, png: MakeMask, encoder_file: Path
+) -> None:
+    """Whatever words the folders hold; and the first frame is not always 00000."""
+    picture, ids = scene(1, 0)
+    renamed = make_dataset({"JPEGImages.jpg": [(picture, png(ids, "P"))] * 3}, "jpg")
+    _, outputs = evaluate(tmp_path, renamed, encoder_file)
+    names = {f"{follower}/JPEGImages.jpg/{stem:05d}.png" for follower in FOLLOWERS for stem in (0, 5, 10)}
+    assert set(content(outputs.masks)) == names
+
+
 def test_scores_are_those_of_the_files(tmp_path: Path, dataset: Path, encoder_file: Path) -> None:
     """Scored again from the PNGs and the drawn truth; the second clip's frame 2 has no mask and must not count."""
     metrics, outputs = evaluate(tmp_path, dataset, encoder_file)

@@ -2,14 +2,14 @@
 
 import os
 from collections.abc import Callable
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
-from components.davis.sequence import Sequence, sequences
+from components.davis.sequence import Sequence, check_numbers, sequences
 from components.davis.view import Profile, grid_size, pixels
 from components.images import store
 
@@ -67,6 +67,37 @@ def test_first_and_last_frame_and_those_without_mask_do_not_count(clip: Callable
 def test_two_frames_leave_nothing_to_score(clip: Callable[..., Sequence], png: MakeMask) -> None:
     mask = png(ids(1), "P")
     assert clip(mask, mask).scored == []
+
+
+def test_the_last_annotated_frame_does_not_count_wherever_it_is(clip: Callable[..., Sequence], png: MakeMask) -> None:
+    """The official tool knows masks only: it drops the last of them."""
+    mask = png(ids(1), "P")
+    assert clip(mask, mask, mask, mask, b"").scored == [1, 2]
+
+
+def test_a_frame_that_is_missing_is_named() -> None:
+    paths = [PurePosixPath(f"JPEGImages/480p/swan/{number:05d}.jpg") for number in (0, 1, 2, 4, 5)]
+    with pytest.raises(ValueError, match=r"'swan': after JPEGImages/480p/swan/00002.jpg comes no 00003.jpg; a missing"):
+        check_numbers("swan", paths)
+
+
+@pytest.mark.parametrize("stems", [("00000", "00005", "00010"), ("7", "8", "9"), ("b", "a", "x"), ("00000",)], ids=str)
+def test_other_numbers_miss_nothing(stems: tuple[str, ...]) -> None:
+    check_numbers("swan", [PurePosixPath(f"swan/{stem}.jpg") for stem in stems])
+
+
+def test_objects_that_come_up_later_are_background_and_named_once(
+    clip: Callable[..., Sequence], png: MakeMask, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sequence = clip(png(ids(1), "P"), png(ids(1, 2, 9), "P"), png(ids(3, 1), "P"))
+    assert sequence.truth(1).tolist() == ids(1).tolist()
+    assert sequence.truth(2).tolist() == ids(0, 1).tolist()
+    told = capsys.readouterr().out
+    assert (
+        "swan: mask of JPEGImages/480p/swan/00005.jpg has object ids that the sequence's first mask lacks (2, 9)"
+        in told
+    )
+    assert len(told.splitlines()) == 1
 
 
 def test_missing_first_mask_is_named(clip: Callable[..., Sequence], png: MakeMask) -> None:
