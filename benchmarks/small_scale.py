@@ -24,7 +24,12 @@ from flows import presets
 
 ROOT = Path(__file__).parents[1]
 VARIANTS = {"noise": ["cifar10"], "no noise": ["cifar10", "ijepa"]}
-EVALUATIONS = (("linear_probe", "cifar10"), ("linear_probe", "cifar10_1percent"), ("finetune", "cifar10_1percent"), ("davis", ""))
+EVALUATIONS = (
+    ("linear_probe", "cifar10"),
+    ("linear_probe", "cifar10_1percent"),
+    ("finetune", "cifar10_1percent"),
+    ("davis", ""),
+)
 METRICS = {
     "linear probe, top-1": "linear_probe/cifar10/top1",
     "k-NN, top-1": "linear_probe/cifar10/knn_top1",
@@ -45,7 +50,9 @@ def main() -> None:
         for variant, names in VARIANTS.items():
             recipe = presets.compose(ROOT, names)
             mark = digest([recipe["pretrain"], *(recipe[word] for word, _ in EVALUATIONS)])
-            folder = options.out / f"{'-'.join(names)}-{mark}" / f"seed-{seed}"  # a changed recipe never shows older scores
+            folder = (
+                options.out / f"{'-'.join(names)}-{mark}" / f"seed-{seed}"
+            )  # a changed recipe never shows older scores
             rows[variant].append(one_seed(recipe, seed, folder))
             print(f"{variant}, seed {seed}: {shown(rows[variant][-1])}", flush=True)
     print_tables(rows, scores_of_pixels(ROOT, presets.compose(ROOT, ["cifar10"])))
@@ -56,7 +63,9 @@ def one_seed(recipe: dict[str, dict[str, Any]], seed: int, folder: Path) -> Row:
     folder.mkdir(parents=True, exist_ok=True)
     data = ROOT / "data" / "prepared"
     dataset = data / recipe["pretrain"]["dataset"]
-    row = run(recipe, seed, folder, "pretrain", "", {"dataset": dataset, "init": ROOT / recipe["pretrain"]["init"]["path"]})
+    row = run(
+        recipe, seed, folder, "pretrain", "", {"dataset": dataset, "init": ROOT / recipe["pretrain"]["init"]["path"]}
+    )
     encoder = folder / "pretrain" / "encoder"
     for word, member in EVALUATIONS:
         section = recipe[word]
@@ -79,7 +88,11 @@ def run(recipe: dict[str, Any], seed: int, folder: Path, word: str, member: str,
         command = [sys.executable, "-m", "components", word, "--params", f"{word}.yaml", *member_flag, *flags]
         subprocess.run(command, cwd=folder, check=True, env={**os.environ, "DVC_ROOT": str(folder)})
     values = json.loads(outputs["metrics"].read_text())
-    return {"/".join(filter(None, (word, member, key))): value for key, value in values.items() if not isinstance(value, str)}
+    return {
+        "/".join(filter(None, (word, member, key))): value
+        for key, value in values.items()
+        if not isinstance(value, str)
+    }
 
 
 def shown(row: Row) -> str:
@@ -92,7 +105,10 @@ def print_tables(rows: dict[str, list[Row]], pixels: dict[str, float]) -> None:
     print("|---|---|---|---|---|---|")
     for name, key in METRICS.items():
         cells = [spread([row[f"{key}_untrained"] for row in noise]), spread([row[key] for row in noise])]
-        cells += [spread([row[key] for row in plain]), f"{noise[0][f'{key}_pixels']:.1f}" if key == "davis/jf_mean" else ""]
+        cells += [
+            spread([row[key] for row in plain]),
+            f"{noise[0][f'{key}_pixels']:.1f}" if key == "davis/jf_mean" else "",
+        ]
         cells[3] = cells[3] or (f"{pixels[key]:.1f}" if key in pixels else "–")
         cells.append(spread([a[key] - b[key] for a, b in zip(noise, plain, strict=True)], "+"))
         print(f"| {name} | " + " | ".join(cells) + " |")

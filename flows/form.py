@@ -1,7 +1,7 @@
 """The form of the end-to-end flow: what Prefect's UI shows and what its API accepts, derived from the contracts.
 
 A section per stage in pipeline order with the fields, bounds and help texts of the stage's params, under the names of the YAML
-files. Two things differ, since a form cannot show them: a mapping of members (`datasets`, `tasks`) is a list of cards with
+files. Two things differ, since a form cannot show them: a mapping of members (`datasets`, `tasks`, `finetunings`) is a list of cards with
 a `name`, and rules across fields are left to the contracts, which the flow's first task asks.
 """
 

@@ -1,9 +1,9 @@
 """Overlays over the params files: `python -m flows.presets cifar10,stop_paper` writes them into params/.
 
 params/presets/<name>.yaml has a section per stage with only the values it changes. Presets compose left to right
-over the params files as they stand: mappings merge, `datasets` and `tasks` replace, since other data means other
-members, and `+datasets` and `+tasks` add members to those there are. What a preset doesn't name stays as it is in the tree, so a whole
-recipe names every value it depends on.
+over the params files as they stand: mappings merge, `datasets`, `tasks` and `finetunings` replace, since other data means other
+members, and `+datasets`, `+tasks` and `+finetunings` add members to those there are. What a preset doesn't name stays as it is in
+the tree, so a whole recipe names every value it depends on.
 """
 
 import argparse
@@ -16,7 +16,7 @@ from typing import Any
 from components.stage import STAGES, atomic, canonical_yaml, contract, read_yaml, validate
 from flows import graph
 
-REPLACED = ("datasets", "tasks")
+REPLACED = ("datasets", "tasks", "finetunings")
 
 
 def compose(root: Path, names: Sequence[str]) -> dict[str, dict[str, Any]]:

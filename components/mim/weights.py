@@ -94,6 +94,11 @@ def _blank(path: Path) -> VisionEncoder:
         raise ValueError(
             f"{str(path)!r} holds a predictor; an encoder is needed here, such as models/encoder.safetensors"
         )
+    return blank(config)
+
+
+def blank(config: dict[str, Any]) -> VisionEncoder:
+    """An encoder of the architecture that `VisionEncoder.config.as_dict()` gave, without weights that mean anything."""
     return TimmEncoder(TimmConfig(**config)) if "model" in config else Encoder(EncoderConfig(**config))
 
 

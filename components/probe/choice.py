@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -12,7 +12,7 @@ from components.probe.dataset import Part
 from components.probe.extraction import Features
 from components.probe.grid import Head
 from components.probe.heads import Source, Task, fit
-from components.probe.params import HeadParams, ProbeParams
+from components.probe.params import HeadParams
 
 
 class Rows(NamedTuple):
@@ -104,9 +104,19 @@ def check(train: np.ndarray, test: np.ndarray, task: Task) -> None:
         )
 
 
-def split(
-    params: ProbeParams, task: Task, train: Part, labels: np.ndarray, test: Part, judged: np.ndarray
-) -> np.ndarray:
+class Chooses(Protocol):
+    """What `split` asks of a stage's params."""
+
+    @property
+    def profile(self) -> Literal["paper", "clean"]:
+        """What the best of several is chosen on: 'paper' the scored rows, 'clean' held-out training rows."""
+
+    @property
+    def holdout_fraction(self) -> float:
+        """Share of the training rows that 'clean' holds out."""
+
+
+def split(params: Chooses, task: Task, train: Part, labels: np.ndarray, test: Part, judged: np.ndarray) -> np.ndarray:
     """Mask [n] of the training rows that only choose the head: none in profile paper.
 
     `labels` [n] and `judged` [m] are the classes of the two parts. Needs no features, so that a stage finds bad labels

@@ -70,6 +70,11 @@ SMALL: dict[str, dict[str, Any]] = {
         "log_every": 1,
     },
     "linear_probe": {"tasks": {"digits": {"epochs": 2, "heads": {"learning_rates": [0.1]}}}},
+    "finetune": {
+        "finetunings": {
+            "digits": {"train_limit": 0, "optimisation": {"epochs": 1, "warmup_epochs": 0.5, "batch_size": 4}}
+        }
+    },
     "clevr": {"height": 32, "width": 48, "count_epochs": 2, "distance_epochs": 2, "heads": {"learning_rates": [0.1]}},
     "davis": {"short_side": 32},
 }

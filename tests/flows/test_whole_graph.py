@@ -68,7 +68,13 @@ def test_flow_dvc_and_mlflow_agree_on_every_number(checkout: Path, prefect: str,
 
     rows = json.loads((checkout / "report.json").read_text())
     compared = {row["metric"] for row in rows}
-    assert {"linear_probe/digits/top1", "clevr/count_top1", "clevr/distance_top1", "davis/jf_mean"} <= compared
+    assert {
+        "linear_probe/digits/top1",
+        "finetune/digits/top1",
+        "clevr/count_top1",
+        "clevr/distance_top1",
+        "davis/jf_mean",
+    } <= compared
     page, words = (checkout / "report.html").read_text(), " ".join(text.split())
     for row in rows:
         assert row["pretrained"] == shown[row["metric"]]
