@@ -58,6 +58,7 @@ _FINETUNING = {
     "rand_augment": "rand-m9-mstd0.5-inc1",
     **dict.fromkeys(("random_erasing", "mixup", "cutmix", "drop_path"), 0.0),
 }
+_BILINEAR = "The paper's images are resized bilinearly, these bicubically."
 _SOME = {"train": (1_281_167, 12_811), "val": (50_000, 50_000)}
 
 
@@ -97,7 +98,7 @@ _ALL = (
         1000,
         _SOME,
         {**_PAPER, **_VIEW, **_ONE_PERCENT, "resize_short_side": 224, "logistic_lambdas": [0.0025]},
-        "The released program standardises the scored features by their own statistics, this one by those of the training images.",
+        f"{_BILINEAR} The released program standardises the scored features by their own statistics, this one by the training images'.",
         also=("ablation",),
     ),
     _probe(
@@ -109,7 +110,7 @@ _ALL = (
         [8, 16, 24],
         "Nobody outside has reached the paper's scores here (ijepa#47).",
     ),
-    _probe("places205", "Places205", 205, (2_448_873, "val", 20_500), 14, [4, 8, 12]),
+    _probe("places205", "Places205", 205, (2_448_873, "val", 20_500), 14, [4, 8, 12], _BILINEAR),
     _probe("inat18", "iNaturalist 2018", 8142, (437_513, "val", 24_426), 84, [24, 48, 72]),
     Protocol(
         "finetune_1percent",
@@ -138,6 +139,7 @@ _ALL = (
             "count_epochs": 50,
             "distance_epochs": 100,
         },
+        _BILINEAR,
     ),
     Protocol(
         "davis",
