@@ -29,6 +29,7 @@ TITLES = {
     "count_heads": "number of objects: every head of the grid, percent right",
     "distance_confusion": "distance of the closest object, chosen head",
     "distance_heads": "distance of the closest object: every head of the grid, percent right",
+    "davis_sequences": "every sequence, percent",
     "history": "finetuning, epoch by epoch",
 }
 """By the name of the file; others are told by their stage, or by their own name in words."""
@@ -63,7 +64,9 @@ def _title(name: str, stage: str, suffix: str) -> str:
     own = name.removeprefix(stage).strip("_/")
     if not own and stage != "pretrain":
         return (
-            {"davis": "masks of some frames"}.get(stage, "some of the images") if suffix == ".png" else "every object"
+            {"davis": "masks of some frames"}.get(stage, "some of the images")
+            if suffix == ".png"
+            else "every object, percent"
         )
     return TITLES.get(name.rpartition("/")[2], own.replace("_", " "))
 

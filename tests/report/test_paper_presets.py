@@ -21,6 +21,8 @@ CASES = [
     ("vit_l16,transfer_inat18", "linear_probe/inat18", "inat18"),
     ("vit_b16", "clevr", "clevr"),
     ("vit_h14", "clevr", "clevr"),
+    ("vit_b16", "davis", "davis"),
+    ("mae_vit_b16,size_l16", "davis", "davis"),
 ]
 
 
