@@ -27,14 +27,14 @@ VARIANTS = {"noise": ["cifar10"], "no noise": ["cifar10", "ijepa"]}
 EVALUATIONS = (
     ("linear_probe", "cifar10"),
     ("linear_probe", "cifar10_1percent"),
-    ("finetune", "cifar10_1percent"),
+    ("finetune", "cifar10"),
     ("davis", ""),
 )
 METRICS = {
     "linear probe, top-1": "linear_probe/cifar10/top1",
     "k-NN, top-1": "linear_probe/cifar10/knn_top1",
     "logistic regression, 1% of the labels, top-1": "linear_probe/cifar10_1percent/logistic_top1",
-    "finetuning, 1% of the labels, top-1": "finetune/cifar10_1percent/top1",
+    "finetuning, 4% of the labels, top-1": "finetune/cifar10/top1",
     "DAVIS, J&F": "davis/jf_mean",
 }
 Row = dict[str, float]
