@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Self
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
-STAGES = ("prepare", "pretrain", "linear_probe", "finetune", "davis", "clevr", "report")
+STAGES = ("prepare", "pretrain", "linear_probe", "finetune", "davis", "clevr", "analysis", "report")
 
 
 class Params(BaseModel):

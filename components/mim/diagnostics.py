@@ -17,7 +17,8 @@ def norms(predictor: Predictor, stop: StopSettings, grid: tuple[int, int]) -> di
     """Sizes of A, b, m̃ and of the noise, by metric name.
 
     `A_norm` is ‖A‖ (Frobenius), `A_norm_l1` its mean absolute entry (the paper's normalised l1, Fig. 4), `noise_ratio` is
-    rms(A·n)/rms(ψ) in expectation, with N or I in place of A where the covariance says so. Without a mask token its norms are 0.
+    rms(A·n)/rms(ψ) in expectation, with N or I in place of A where the covariance says so. Without a mask token its norms are
+    0; with `bias_on_noise` it is b that marks masked tokens.
     """
     weight = predictor.embed.weight.float()
     token = predictor.mask_token.float() if predictor.config.mask_token else torch.zeros(1)
@@ -26,6 +27,7 @@ def norms(predictor: Predictor, stop: StopSettings, grid: tuple[int, int]) -> di
         "A_norm": weight.norm().item(),
         "A_norm_l1": weight.abs().mean().item(),
         "b_norm": predictor.embed.bias.float().norm().item(),
+        "b_norm_l1": predictor.embed.bias.float().abs().mean().item(),
         "mask_token_norm": token.norm().item(),
         "mask_token_norm_l1": token.abs().mean().item(),
         "noise_ratio": stop.noise_std * _gain(predictor) / positions.item(),

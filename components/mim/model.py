@@ -53,8 +53,11 @@ class MaskedImageModel(nn.Module):
         joint pass, in which all masked tokens see each other.
         """
         grid = self.encoder.grid(*images_BCHW.shape[-2:])
+        return self.states_from(self.encoder.tokens(images_BCHW, masks.context_BK), grid, masks, noise)
+
+    def states_from(self, encoded: Tensor, grid: tuple[int, int], masks: Masks, noise: Noise | None) -> list[Tensor]:
+        """The same from the encoder's tokens [B, C+K, D] of the context, which several draws of noise can share."""
         table = self.predictor.position_table(grid)
-        encoded = self.encoder.tokens(images_BCHW, masks.context_BK)
         context = self.predictor.context_tokens(encoded, table[masks.context_BK])
         masked = [
             self.predictor.masked_tokens(

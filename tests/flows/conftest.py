@@ -77,6 +77,7 @@ SMALL: dict[str, dict[str, Any]] = {
     },
     "clevr": {"height": 32, "width": 48, "count_epochs": 2, "distance_epochs": 2, "heads": {"learning_rates": [0.1]}},
     "davis": {"short_side": 32},
+    "analysis": {"images": 4, "shown_images": 2, "draws": 2},
 }
 
 
