@@ -28,7 +28,7 @@ from components.mim.encoder import VisionEncoder
 from components.probe.dataset import Part, Subject
 from components.stage import atomic, code, digest, remove
 
-DECODERS = 8
+DECODERS = max(2, len(os.sched_getaffinity(0)))
 CODE = ("components.mim", "components.images", "components.probe.extraction")
 
 
@@ -87,7 +87,7 @@ def pooled(
     sets = columns(subject.encoder, layers)
     name = f"{subject.kind}-{part.store.split}-{key(subject, part, view, layers)}.npy"
     path = home(folder, subject) / name
-    with _alone(path):
+    with _alone(path, label):
         if path.is_file():
             progress.show(f"{label}: {len(part.rows)} kept from before in {path.relative_to(folder)}, used again")
         else:
@@ -127,11 +127,15 @@ def forget_others(folder: Path, subject: Subject) -> None:
 
 
 @contextmanager
-def _alone(path: Path) -> Iterator[None]:
-    """One process at a time makes `path`; the others wait for it."""
+def _alone(path: Path, label: str) -> Iterator[None]:
+    """One process at a time makes `path`; the others wait for it, and say so."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.with_suffix(".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            progress.show(f"{label}: another process encodes the same images; waiting to use its features")
+            fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
 

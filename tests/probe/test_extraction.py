@@ -1,5 +1,6 @@
 """Features are what the encoder says, row by row, and kept ones are never those of something else."""
 
+import fcntl
 import json
 import shutil
 import threading
@@ -17,7 +18,7 @@ from components.mim.timm_encoder import timm_config, untrained
 from components.mim.weights import save
 from components.probe import extraction
 from components.probe.dataset import Part, Subject, subjects
-from components.probe.extraction import Features, columns, encode, forget_others, home, pooled
+from components.probe.extraction import Features, columns, encode, forget_others, home, key, pooled
 
 from .arrays import CPU
 
@@ -149,6 +150,24 @@ def test_two_at_a_time_encode_once(toy_images: Path, tmp_path: Path, capsys: pyt
     np.testing.assert_array_equal(found[0].matrix, found[1].matrix)
     told = capsys.readouterr().out
     assert ("8/8 images" in told, told.count("kept from before")) == (True, 1)
+
+
+def test_who_waits_for_another_process_says_so(
+    toy_images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one, images = subject(ours()), part(toy_images, [1, 2])
+    path = home(tmp_path, one) / f"pretrained-test-{key(one, images, WIDE, 4)}.lock"
+    path.parent.mkdir(parents=True)
+    with path.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        waiting = threading.Thread(target=lambda: extract(one, images, tmp_path))
+        waiting.start()
+        while not (told := capsys.readouterr().out):
+            waiting.join(0.01)
+        assert told == "toy: another process encodes the same images; waiting to use its features\n"
+        assert not list(tmp_path.rglob("*.npy"))
+    waiting.join()
+    assert "2/2 images" in capsys.readouterr().out
 
 
 def test_features_that_are_no_numbers_name_encoder_and_image(toy_images: Path, tmp_path: Path) -> None:
