@@ -73,8 +73,8 @@ class FinetuneParams(EvaluationParams):
     )
     micro_batch_size: int = Field(
         ge=0,
-        description="Images in one pass through the encoder; the gradients of a batch add up. It must divide every "
-        "batch_size; 0 takes a batch at once. Lower it when memory runs out; the result is the same to rounding.",
+        description="Images in one pass through the encoder; the gradients of a batch add up. It must divide "
+        "every larger batch_size; 0 takes a batch at once. Lower it when memory runs out; the result is the same to rounding.",
     )
     scoring_batch_size: int = Field(
         ge=1, le=16384, description="Images per pass when scoring. Changes speed and memory, never a score."
@@ -87,7 +87,7 @@ class FinetuneParams(EvaluationParams):
     def _divides(self) -> Self:
         for name, finetuning in self.finetunings.items():
             whole = finetuning.optimisation.batch_size
-            if self.micro_batch_size and whole % self.micro_batch_size:
+            if 0 < self.micro_batch_size < whole and whole % self.micro_batch_size:
                 raise ValueError(
                     f"micro_batch_size is {self.micro_batch_size}, which does not divide the batch_size {whole} of {name!r}; "
                     "take a divisor, or 0 for whole batches"
