@@ -116,7 +116,8 @@ def test_a_fingerprint_follows_params_and_contents_but_not_places(tmp_path: Path
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["colour"], "error: stage is 'colour'; it must be one of prepare, pretrain, linear_probe, finetune, davis, clevr, analysis, report"),
+        (["colour"], "error: stage is 'colour'; it must be one of prepare, pretrain, linear_probe, finetune, davis, clevr, "
+         "analysis, report"),
         (["report", "--params", "gone.yaml", "--metrics", ".", "--values", ".", "--report", "r", "--table", "t", "--run", "u"],
          "error: params file 'gone.yaml' does not exist"),
         (["report", "--params", "report.yaml", "--metrics", "gone", "--values", ".", "--report", "r", "--table", "t", "--run", "u"],

@@ -30,12 +30,12 @@ class Checkpoints:
         self._folder = folder
         folder.mkdir(parents=True, exist_ok=True)
 
-    def load(self, device: torch.device) -> tuple[State, Best] | None:
-        """The newest state and the best epoch up to it; None at the start."""
+    def load(self) -> tuple[State, Best] | None:
+        """The newest state, on the CPU, and the best epoch up to it; None at the start."""
         path = self._folder / "checkpoint.pt"
         if not path.exists():
             return None
-        state: State = torch.load(path, map_location=device, weights_only=True)
+        state: State = torch.load(path, map_location="cpu", weights_only=True)
         return state, Best(*state.pop("best"))
 
     def save(self, state: State, best: Best, model: dict[str, Any]) -> None:

@@ -73,7 +73,7 @@ def _finetune(
     device = pick(params.device)
     trainer = Trainer(label, params, finetuning, model, Batches(params, finetuning, found.train), device)
     checkpoints, best = Checkpoints(folder), Best(0, -1.0)
-    if (saved := checkpoints.load(device)) is not None:
+    if (saved := checkpoints.load()) is not None:
         best = saved[1]
         trainer.restore(saved[0])
         progress.show(f"{label}: goes on after epoch {trainer.epoch}")

@@ -148,7 +148,7 @@ def test_stopped_after_any_epoch_it_ends_with_the_same_bits(part: Part, tmp_path
             cut.train(lambda row: save_and_stop(row, cut))  # noqa: B023 - called at once
         torch.manual_seed(99)
         again = start()
-        found = folder.load(CPU)
+        found = folder.load()
         assert found is not None and found[1] == Best(1, 50.0)
         again.restore(found[0])
         assert again.epoch == stop
@@ -158,7 +158,7 @@ def test_stopped_after_any_epoch_it_ends_with_the_same_bits(part: Part, tmp_path
 
 def test_the_best_weights_are_kept_and_older_ones_go(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path)
-    assert checkpoints.load(CPU) is None
+    assert checkpoints.load() is None
     for epoch, best in enumerate((Best(1, 10.0), Best(2, 30.0), Best(2, 30.0)), 1):
         checkpoints.save({"history": [{}] * epoch}, best, {"weight": torch.tensor(float(epoch))})
     assert checkpoints.best(Best(2, 30.0))["weight"] == 2.0
