@@ -112,8 +112,7 @@ def test_the_button(served: Any, tracked, until: Callable[..., None]) -> None:
         "clevr": "Ran",
     }
     left = artifacts(second)
-    assert "| clevr/count_top1 | 40" in left["report"]
-    assert "| +15 " in left["report"]
+    assert "| clevr/count_top1 | 40 | 25 | +15 |" in " ".join(left["report"].split())
     assert "compare-runs?runs=" in left["mlflow-comparison"] and row.info.run_id in left["mlflow-comparison"]
 
 
