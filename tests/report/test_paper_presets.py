@@ -23,6 +23,8 @@ CASES = [
     ("vit_h14", "clevr", "clevr"),
     ("vit_b16", "davis", "davis"),
     ("mae_vit_b16,size_l16", "davis", "davis"),
+    ("vit_l16", "finetune/imagenet_1percent", "finetune_1percent"),
+    ("vit_l16,ijepa", "finetune/imagenet_1percent", "finetune_1percent"),
 ]
 
 
