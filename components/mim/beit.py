@@ -95,6 +95,7 @@ def _resized(table_Rh: Tensor, native: Grid, grid: Grid) -> Tensor:
 
 
 @lru_cache(maxsize=64)
+@torch.inference_mode(False)  # kept for training, too, whoever asks first
 def _axis(old: int, new: int) -> Tensor:
     """timm's interpolation of offsets along one side, [2·new-1, 2·old-1]: what it makes of each unit vector."""
     span, other = 2 * old - 1, old + 1  # another size across, since timm leaves a table of equal size untouched
@@ -106,6 +107,7 @@ def _axis(old: int, new: int) -> Tensor:
 
 
 @lru_cache(maxsize=32)
+@torch.inference_mode(False)
 def _rows(grid: Grid) -> Tensor:
     rows: Tensor = gen_relative_position_index(grid)
     return rows
