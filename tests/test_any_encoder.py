@@ -39,7 +39,9 @@ def ours(**changes: Any) -> VisionEncoder:
 
 
 KINDS = {
-    "ours with a class token and a table of positions": Kind(lambda: ours(class_token=True, positions="learned"), 16, 16),
+    "ours with a class token and a table of positions": Kind(
+        lambda: ours(class_token=True, positions="learned"), 16, 16
+    ),
     "timm's with registers, patch 14": Kind(
         lambda: untrained(timm_config("vit_small_patch14_reg4_dinov2", SMALL | {"img_size": 28}), 0), 28, 56
     ),
@@ -71,7 +73,8 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     mask = np.zeros((64, 80), dtype=np.uint8)
     mask[20:40, 20:40] = 255
     frames = [
-        {"path": f"v/{i:05d}.jpg", "image": picture(64, 80), "sequence": "v", "frame": i, "mask": png(mask)} for i in range(4)
+        {"path": f"v/{i:05d}.jpg", "image": picture(64, 80), "sequence": "v", "frame": i, "mask": png(mask)}
+        for i in range(4)
     ]
     for kind, splits in {
         "images": {"train": images("train", 36), "test": images("test", 18)},
@@ -79,7 +82,12 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "video": {"val": frames},
     }.items():
         written = store.write(folder / kind, kind, splits, 1)
-        card = {"name": kind, "kind": kind, "format": "image_folder", "classes": ["a", "b", "c"] if kind == "images" else []}
+        card = {
+            "name": kind,
+            "kind": kind,
+            "format": "image_folder",
+            "classes": ["a", "b", "c"] if kind == "images" else [],
+        }
         store.write_card(folder / kind, {**card, "splits": written, "mean": [0.5] * 3, "std": [0.2] * 3, "skipped": []})
     return folder
 
@@ -109,7 +117,13 @@ def changes(word: str, kind: Kind) -> dict[str, Any]:
         return values | {"knn_k": 3, "profile": "paper", "tasks": {"one": task | {"logistic_lambdas": [1.0]}}}
     if word == "finetune":
         one = values["finetunings"]["digits"]
-        one |= {"dataset": "images", "image_size": kind.size, "resize_short_side": kind.size, "train_limit": 0, "train_per_class": 0}
+        one |= {
+            "dataset": "images",
+            "image_size": kind.size,
+            "resize_short_side": kind.size,
+            "train_limit": 0,
+            "train_per_class": 0,
+        }
         one["optimisation"] |= {"epochs": 1, "warmup_epochs": 0.0, "batch_size": 12}
         return values | {"profile": "paper", "finetunings": {"one": one}}
     if word == "clevr":
@@ -130,9 +144,15 @@ def test_an_evaluation_scores_it(word: str, made: tuple[Kind, Path], data: Path,
     }
     inputs = legal.inputs(**{name: sources[name] for name in legal.inputs.model_fields})
     outputs = legal.outputs(**{name: tmp_path / name for name in legal.outputs.model_fields})
-    metrics = importlib.import_module(f"components.{word}.run").run(params, inputs, outputs).model_dump(exclude_none=True)
+    metrics = (
+        importlib.import_module(f"components.{word}.run").run(params, inputs, outputs).model_dump(exclude_none=True)
+    )
     protocol = json.loads((tmp_path / "protocol").read_text())
     assert metrics["protocol"] == protocol["protocol"]
-    scores = {name: value for name, value in metrics.items() if "top1" in name and "gain" not in name or name.startswith("jf_mean_")}
+    scores = {
+        name: value
+        for name, value in metrics.items()
+        if "top1" in name and "gain" not in name or name.startswith("jf_mean_")
+    }
     scores.pop("jf_mean_gain", None)
     assert len(scores) >= 2 and all(0 <= value <= 100 for value in scores.values()), scores
