@@ -38,10 +38,8 @@ def test_one_percent_is_i_jepa_s(name: str) -> None:
 def test_full_finetuning_is_mae_s(
     size: str, epochs: int, base_rate: float, layer_decay: float, drop_path: float
 ) -> None:
-    recipe, augmentation = (
-        (finetuning := chosen("mae_vit_b16", f"finetune_full_{size}")[1]).optimisation,
-        finetuning.augmentation,
-    )
+    finetuning = chosen("mae_vit_b16", f"finetune_full_{size}")[1]
+    recipe, augmentation = finetuning.optimisation, finetuning.augmentation
     assert (recipe.epochs, recipe.warmup_epochs, recipe.batch_size) == (epochs, 5.0, 1024)
     assert recipe.lr == pytest.approx(base_rate * 1024 / 256)
     assert (recipe.final_lr, recipe.weight_decay) == (1e-6, 0.05)
