@@ -2,6 +2,7 @@
 
 import base64
 import csv
+import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 from io import BytesIO
 from pathlib import Path
@@ -17,8 +18,9 @@ from components.stage import STAGES
 
 COLOURS = 128  # of a drawing's palette: lines and letters lose nothing, and the file shrinks to a third
 QUALITY = 88  # of a photograph's JPEG
-ROWS = 200  # of a table in the page; the CSV has all
+ROWS = 500  # of a table in the page, whose title says so; the CSV has all
 WIDE = ("pretrain", "history")
+NUMBER = re.compile(r"|nan|-?[0-9.]+(e[-+]?[0-9]+)?")
 TITLES = {
     "pretrain": "curves over the steps",
     "pretrain_spectrum": "eigenvalues of AAᵀ",
@@ -103,7 +105,10 @@ def _figures(path: Path, stage: str, title: str, pixels: int) -> Iterator[Figure
     if drawing:
         yield Figure(stage, title, _drawn(drawing, pixels), half=path.stem not in WIDE)
     else:
-        yield Figure(stage, title, table=Table(tuple(head), [tuple(row) for row in rows[:ROWS]], words=len(head)))
+        part = f" (the first {ROWS} of {len(rows)} rows)" if len(rows) > ROWS else ""
+        yield Figure(
+            stage, title + part, table=Table(tuple(head), [tuple(row) for row in rows[:ROWS]], words=len(head))
+        )
 
 
 def _read(path: Path) -> list[list[str]]:

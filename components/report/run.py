@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from components import tracking
-from components.report import content, gather, markdown, page, pictures
+from components.report import gather, markdown, page, pictures, sections
 from components.report.contract import ReportInputs, ReportMetrics, ReportOutputs, ReportParams
 from components.stage import atomic, current_names, write_json
 
@@ -16,11 +16,11 @@ def run(params: ReportParams, inputs: ReportInputs, outputs: ReportOutputs) -> R
     made = gather.encoder(inputs.values)
     found = gather.evaluations(inputs, made)
     rows = gather.comparisons(found)
-    title, sections = content.headline(made), content.sections(made, found, rows, params.decimals)
+    title, said = sections.headline(made), sections.write(made, found, rows, params.decimals)
     figures = pictures.collect(inputs.plots, current_names(inputs.values) - {"report"}, params.picture_pixels)
     write_json(outputs.table, rows)
-    _write(outputs.report, markdown.write(title, sections))
-    _write(outputs.page, page.write(title, sections, figures))
+    _write(outputs.report, markdown.write(title, said))
+    _write(outputs.page, page.write(title, said, figures))
     for path in (outputs.report, outputs.page):
         tracking.log_figure(path)
     twins = [row for row in rows if row["difference"] is not None]

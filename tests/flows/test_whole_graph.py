@@ -87,6 +87,8 @@ def test_flow_dvc_and_mlflow_agree_on_every_number(checkout: Path, prefect: str,
         assert f"<td>{row['metric']}</td>" in page and not row["published"]  # no real data, so nothing of the paper
     assert "no comparison with the paper" in words and page.count("<img ") >= 8
     assert "Small print" not in text and "Small print" in (checkout / "report.md").read_text()
+    attached = MlflowClient(f"sqlite:///{checkout / 'mlflow.db'}").list_artifacts(parent.info.run_id)
+    assert {"report.md", "report.html", "dvc.lock"} <= {file.path for file in attached}
     made = children(checkout, parent.info.run_id)
     assert set(made) == stages
     assert all(child.info.status == "FINISHED" for child in made.values())

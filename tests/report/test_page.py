@@ -101,6 +101,14 @@ def test_figures_are_pictures_of_no_more_than_the_size_asked_for(drawn: Left) ->
     assert len(outputs.page.read_bytes()) < 300_000
 
 
+def test_a_long_table_says_that_it_is_cut(left: Left) -> None:
+    left.put("plots/davis.csv", ["encoder,object", *(f"pretrained,{i}" for i in range(501))])
+    outputs, _ = left.make()
+    page = Page(outputs.page.read_text())
+    assert ("summary", "every object, percent (the first 500 of 501 rows)") in page.texts
+    assert ("td", "499") in page.texts and ("td", "500") not in page.texts
+
+
 def test_a_drawing_keeps_its_lines_and_a_photograph_its_shades() -> None:
     lines = Image.new("RGB", (200, 100), "white")
     lines.paste((0, 114, 178), (20, 20, 180, 30))
