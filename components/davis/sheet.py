@@ -16,7 +16,7 @@ FRAMES = 3
 """Of the encoder's prediction; the baselines show the last one of them."""
 CELL = (214, 120)
 TITLE = 22
-MOST, STACK = 40, 10
+MOST, STACK = 40, 16
 """Sequences at most, spread over all; and rows before a second block begins beside them."""
 COLOURS = np.array(PALETTE, dtype=np.float32).reshape(-1, 3)
 

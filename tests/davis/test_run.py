@@ -12,11 +12,12 @@ import pytest
 import torch
 from PIL import Image
 
-from components.davis import palette, work
+from components.davis import palette, score, work
 from components.davis.contract import DavisInputs, DavisMetrics, DavisOutputs, DavisParams
 from components.davis.palette import PALETTE
 from components.davis.run import run
 from components.davis.scores import boundary_agreement, region_overlap, statistics
+from components.images.store import Store
 from components.mim import weights
 from components.mim.encoder import Encoder, EncoderConfig
 
@@ -135,6 +136,25 @@ def test_scores_are_those_of_the_files(tmp_path: Path, dataset: Path, encoder_fi
     assert (metrics.sequences, metrics.objects, metrics.frames, metrics.sequences_excluded) == (2, 3, 7, 1)
 
 
+def test_the_scorer_gives_the_stages_scores_for_its_masks(tmp_path: Path, dataset: Path, encoder_file: Path) -> None:
+    """From the PNGs and the true masks as files in the official layout, one of them in 0/255."""
+    _, outputs = evaluate(tmp_path, dataset, encoder_file)
+    store, davis = Store(dataset, "val"), tmp_path / "DAVIS"
+    for row, path in enumerate(store.column("path")):
+        mask = davis / path.replace("JPEGImages", "Annotations").replace(".jpg", ".png")
+        mask.parent.mkdir(parents=True, exist_ok=True)
+        if data := store.bytes(row, "mask"):
+            mask.write_bytes(data)
+    (davis / "ImageSets/2017").mkdir(parents=True)
+    (davis / "ImageSets/2017/val.txt").write_text("pair\nsingle\nshort\n")
+    with outputs.scores.open(newline="") as stream:
+        expected = list(csv.DictReader(stream))
+    for follower in FOLLOWERS:
+        assert score.main([str(outputs.masks / follower), str(davis), "--csv", str(tmp_path / follower)]) == 0
+        with (tmp_path / follower / "objects.csv").open(newline="") as stream:
+            assert list(csv.DictReader(stream)) == [row for row in expected if row["encoder"] == follower]
+
+
 @pytest.mark.parametrize("profile", ["paper", "clean"])
 def test_moving_squares_are_followed(tmp_path: Path, dataset: Path, encoder_file: Path, profile: str) -> None:
     """Even random features tell these colours apart. Frozen first masks would reach a J of 27."""
@@ -226,7 +246,7 @@ def test_a_sheet_of_many_sequences_stays_small(
     frames = [(picture, png(ids, "P"))] * 3
     _, outputs = evaluate(tmp_path, make_dataset({f"clip{n:02d}": frames for n in range(45)}), encoder_file)
     with Image.open(outputs.sheet) as image:
-        assert image.size == (4 * (6 * 214 + 8) - 8, 22 + 10 * 120)
+        assert image.size == (3 * (6 * 214 + 8) - 8, 22 + 14 * 120)
 
 
 class Killed(BaseException):
