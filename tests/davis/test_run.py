@@ -284,6 +284,10 @@ def test_goes_on_where_it_was_stopped(
             evaluate(tmp_path / "torn", dataset, encoder_file)
     capsys.readouterr()
     assert not (tmp_path / "torn" / "masks").exists()
+    (mark,) = (tmp_path / "torn" / "work").iterdir()
+    for follower in FOLLOWERS:  # what SIGKILL leaves of a sequence in the middle
+        (mark / follower / ".pair.partial").mkdir(parents=True)
+        (mark / follower / ".pair.partial" / "00000.png").write_bytes(b"half")
     with monkeypatch.context() as patch:
         written = interrupt(patch, 1000)
         assert evaluate(tmp_path / "torn", dataset, encoder_file)[0] == whole

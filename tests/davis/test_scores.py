@@ -133,3 +133,13 @@ def test_tolerance_reaches_further_than_one_pixel_in_a_circle() -> None:
     assert boundary_agreement(dot(200, 208), dot(200, 200)) == 1
     assert 0 < boundary_agreement(dot(206, 206), dot(200, 200)) < 1  # two pixels thick, so some corners still meet
     assert boundary_agreement(dot(210, 210), dot(200, 200)) == 0
+
+
+@pytest.mark.parametrize(("width", "tolerance"), [(854, 8), (910, 9), (1152, 10)])
+def test_e8_tolerance_follows_the_frame(width: int, tolerance: int) -> None:
+    """The three widths of DAVIS-2017 val; a small object is judged as leniently as a large one."""
+    masks = np.zeros((3, 480, width), dtype=np.bool_)
+    for mask, shift in zip(masks, (0, tolerance, tolerance + 1), strict=True):
+        mask[200:260, 300 + shift : 360 + shift] = True
+    assert boundary_agreement(masks[1], masks[0]) == 1
+    assert boundary_agreement(masks[2], masks[0]) < 1
