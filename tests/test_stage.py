@@ -113,19 +113,22 @@ def test_a_fingerprint_follows_params_and_contents_but_not_places(tmp_path: Path
     assert len(others | {first}) == 4
 
 
+REST = "--values . --protocols . --plots . --report r --page p --table t --run u".split()
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["colour"], "error: stage is 'colour'; it must be one of prepare, pretrain, linear_probe, finetune, davis, clevr, "
          "analysis, report"),
-        (["report", "--params", "gone.yaml", "--metrics", ".", "--values", ".", "--report", "r", "--table", "t", "--run", "u"],
-         "error: params file 'gone.yaml' does not exist"),
-        (["report", "--params", "report.yaml", "--metrics", "gone", "--values", ".", "--report", "r", "--table", "t", "--run", "u"],
-         "error: report: input --metrics is"),
+        (["report", "--params", "gone.yaml", "--metrics", ".", *REST], "error: params file 'gone.yaml' does not exist"),
+        (["report", "--params", "report.yaml", "--metrics", "gone", *REST], "error: report: input --metrics is"),
     ],
 )  # fmt: skip
-def test_bad_commands_leave_with_one_message_and_status_2(tmp_path: Path, arguments: list[str], message: str) -> None:
-    (tmp_path / "report.yaml").write_text("decimals: 2\n")
+def test_bad_commands_leave_with_one_message_and_status_2(
+    repository: Path, tmp_path: Path, arguments: list[str], message: str
+) -> None:
+    (tmp_path / "report.yaml").write_text((repository / "params/report.yaml").read_text())
     done = subprocess.run(
         [sys.executable, "-m", "components", *arguments], cwd=tmp_path, capture_output=True, text=True
     )
