@@ -113,7 +113,7 @@ def test_a_fingerprint_follows_params_and_contents_but_not_places(tmp_path: Path
     assert len(others | {first}) == 4
 
 
-REST = "--values . --protocols . --plots . --report r --page p --table t --run u".split()
+REST = ["--values", ".", "--protocols", ".", "--plots", ".", "--report", "r", "--page", "p", "--table", "t", "--run", "u"]  # fmt: skip
 
 
 @pytest.mark.parametrize(
