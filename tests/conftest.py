@@ -1,5 +1,6 @@
 """Toy datasets and the repository's own files, for every test."""
 
+import os
 from collections.abc import Callable
 from io import BytesIO
 from pathlib import Path
@@ -13,6 +14,9 @@ from components.images import store
 from components.stage import read_yaml
 
 ROOT = Path(__file__).parents[1]
+
+# As `python -m components` has it; read when torch loads. Threads that spin make tests beside busy processes ten times slower.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 
 @pytest.fixture(scope="session")
