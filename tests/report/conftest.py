@@ -99,6 +99,8 @@ METRICS = {
         "top1_untrained": 80.0,
         "top1_gain": 10.123,
         "last_top1": 88.0,
+        "best_epoch": 5,
+        "best_epoch_untrained": 9,
         "scored": 10000,
     },
     "linear_probe/old": {"top1": 1.25, "top1_untrained": 2.0, "top1_gain": -0.75},

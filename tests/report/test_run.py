@@ -61,6 +61,16 @@ def test_published_scores_stand_beside_and_name_table_version_and_architecture(l
     assert "- clevr: no comparison with the paper: no protocol file." in outputs.report.read_text()
 
 
+def test_rows_of_the_runs_own_architecture_come_first_and_stand_out(left: Left) -> None:
+    large = {"encoder": {"patch_size": 16, "width": 1024, "layers": 24, "heads": 16}, "optimisation": {"epochs": 600}}
+    left.put("params/pretrain.yaml", {"dataset": "some", **large})
+    outputs, _ = left.make()
+    text = outputs.report.read_text().partition("davis: DAVIS 2017 val.")[2].partition("##")[0]
+    archs = re.findall(r"\| (ViT-\S+)", text)[:13]
+    assert archs == ["ViT-L/16"] * 5 + [arch for arch in archs if arch != "ViT-L/16"]
+    assert outputs.page.read_text().count('<tr class="own">') == 5 + 6  # DAVIS; CIFAR-100 has data2vec as well
+
+
 def test_what_does_not_compare_says_why_and_shows_no_published_number(left: Left, record) -> None:
     cifar = record("linear_probe")
     cifar["data"]["splits"]["train"] = {"rows": 10_000, "used": 10_000}
