@@ -84,20 +84,26 @@ class Context:
         voted_kNK = self._labels_FNK.flatten(0, 1)[frame * targets + token]
         labels_NK = (weight_kN[..., None] * voted_kNK).sum(0)
         if len(value_kN) > top_k:
-            tied = (value_kN[top_k] == value_kN[top_k - 1]) & value_kN[top_k].isfinite()
-            for some in torch.split(tied.nonzero()[:, 0], 64):
-                labels_NK[some] = self._all_equals(some, value_kN[top_k, some], temperature)
+            least_N = value_kN[top_k]
+            tied_N = (least_N == value_kN[top_k - 1]) & least_N.isfinite()
+            # A still scene ties the frames of few tokens, which are at hand; a flat one many tokens, which all must be searched.
+            beyond_N = tied_N & (best_kN[top_k] == least_N) if len(best_kN) > top_k else torch.zeros_like(tied_N)
+            every_N1 = torch.arange(targets, device=tied_N.device)[:, None]
+            within = (tied_N & ~beyond_N).nonzero()[:, 0]
+            parts = [(some, every_N1.expand(-1, len(some))) for some in torch.split(beyond_N.nonzero()[:, 0], 64)]
+            for some, token_kS in [*parts, (within, token_kN[:, within])]:
+                labels_NK[some] = self._all_equals(some, token_kS, least_N[some], temperature)
         return labels_NK.view(self._h, self._w, -1)
 
-    def _all_equals(self, some_S: Tensor, least_S: Tensor, temperature: float) -> Tensor:
-        """Labels [S,K] of the targets `some_S` from all that are at least as similar as `least_S`."""
+    def _all_equals(self, some_S: Tensor, token_kS: Tensor, least_S: Tensor, temperature: float) -> Tensor:
+        """Labels [S,K] of the targets `some_S` from all of the given context tokens that are at least as similar as `least_S`."""
         frames, targets = len(self._labels_FNK), self._h * self._w
-        every_NS = torch.arange(targets, device=some_S.device)[:, None].expand(-1, len(some_S))
-        affinity_NFS = self._affinity.take(self._tiles.places(every_NS, frames, some_S))
-        far_NS = self._best_hwhw.view(targets, targets)[:, some_S].isinf()
-        affinity_NFS.masked_fill_(far_NS[:, None] | (affinity_NFS < least_S), -torch.inf)
-        weight_MS = torch.softmax(affinity_NFS.transpose(0, 1).flatten(0, 1) / temperature, dim=0)
-        return weight_MS.T @ self._labels_FNK.flatten(0, 1)
+        affinity_kFS = self._affinity.take(self._tiles.places(token_kS, frames, some_S))
+        far_kS = self._best_hwhw.view(targets, targets)[token_kS, some_S].isinf()
+        affinity_kFS.masked_fill_(far_kS[:, None] | (affinity_kFS < least_S), -torch.inf)
+        weight_MS = torch.softmax(affinity_kFS.flatten(0, 1) / temperature, dim=0)
+        place_kFS = torch.arange(frames, device=some_S.device)[:, None] * targets + token_kS[:, None]
+        return (weight_MS[..., None] * self._labels_FNK.flatten(0, 1)[place_kFS.flatten(0, 1)]).sum(0)
 
     def _compare(self, target_hwD: Tensor) -> None:
         """Fills `_affinity` tile after tile, and `_best_hwhw`."""

@@ -87,6 +87,14 @@ def test_all_that_equal_the_last_voter_vote() -> None:
     torch.testing.assert_close(vote(*arguments), dense(*arguments), rtol=0, atol=1e-6)
 
 
+def test_equals_in_other_frames_vote_as_well() -> None:
+    """A scene that stood still for eight frames, then a cut in labels: each token's own place in all of them is equally near."""
+    grid = torch.eye(12).view(3, 4, 12)
+    labels = torch.stack([random_labels(3, 3, 4, seed) for seed in range(8)]).permute(0, 2, 3, 1)
+    got = vote(grid, grid.expand(8, -1, -1, -1), labels, 12, 5, 0.1)
+    torch.testing.assert_close(got, labels.mean(0), rtol=0, atol=1e-6)
+
+
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(
     shape=st.tuples(st.integers(1, 9), st.integers(1, 9), st.integers(1, 4)),
