@@ -128,7 +128,7 @@ def main() -> None:
         f"{options.size}, batch {batch}, {options.classes} classes, {options.device}; {os.cpu_count()} cores, ", end=""
     )
     print(
-        f"{platform.processor() or platform.machine()}, torch {torch.__version__}\n\n| | ratio | seconds |\n|---|---|---|"
+        f"{torch.get_num_threads()} threads, {options.clock} seconds, {platform.machine()}, torch {torch.__version__}\n\n| | ratio | seconds |\n|---|---|---|"
     )
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
