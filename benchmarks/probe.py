@@ -125,11 +125,10 @@ def main() -> None:
     encoder = encoder.eval().requires_grad_(False).to(device)
     subject = Subject("pretrained", encoder, Path("encoder.safetensors"), "0" * 64 + "-pretrained")
     print(
-        f"{options.size}, batch {batch}, {options.classes} classes, {options.device}; {os.cpu_count()} cores, ", end=""
+        f"{options.size}, batch {batch}, {options.classes} classes, {options.device}; {options.clock} seconds; ", end=""
     )
-    print(
-        f"{torch.get_num_threads()} threads, {options.clock} seconds, {platform.machine()}, torch {torch.__version__}\n\n| | ratio | seconds |\n|---|---|---|"
-    )
+    print(f"{os.cpu_count()} cores, {torch.get_num_threads()} threads, {platform.machine()}, torch {torch.__version__}")
+    print("\n| | ratio | seconds |\n|---|---|---|", flush=True)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         part = Part(images(folder / "noise", 2 * batch, options.classes), np.arange(2 * batch))
