@@ -76,14 +76,22 @@ def read(path: Path) -> dict[str, Any]:
     return values
 
 
+def twins(metrics: Mapping[str, Any]) -> set[str]:
+    """The scores that have an untrained twin. None is what was not measured."""
+    return {
+        name
+        for name, value in metrics.items()
+        if name not in NO_SCORES and value is not None and metrics.get(f"{name}_untrained") is not None
+    }
+
+
 def comparisons(found: list[Evaluation]) -> list[dict[str, Any]]:
     """A row for each metric that has an untrained twin or a published counterpart, by MLflow's name."""
     rows = []
     for stage in found:
-        published = {row.metric for row in stage.published}
+        shown = twins(stage.metrics) | {row.metric for row in stage.published}
         for name, value in stage.metrics.items():
-            twin = stage.metrics.get(f"{name}_untrained")
-            if name in NO_SCORES or value is None or (twin is None and name not in published):
+            if name not in shown:
                 continue
             rows.append(
                 {

@@ -172,7 +172,8 @@ def differences(protocol: Protocol, record: Mapping[str, Any]) -> list[str]:
 def _data(protocol: Protocol, data: Mapping[str, Any]) -> Iterator[str]:
     layout, kind = data.get("format"), data.get("kind")
     if (layout, kind) != (protocol.format, protocol.kind):
-        yield f"dataset of format {layout} and kind {kind}, {protocol.title} has {protocol.format} and {protocol.kind}"
+        yield f"{kind} of format {layout}, not {protocol.title}"
+        return
     if protocol.classes and (classes := data.get("classes")) != protocol.classes:
         yield f"{classes} classes, {protocol.title} has {protocol.classes:,}"
     splits = {name: (split.get("rows"), split.get("used")) for name, split in data.get("splits", {}).items()}

@@ -66,7 +66,7 @@ def judge(record: Mapping[str, Any]) -> Verdict:
     alike = [protocol for protocol in candidates if protocol.classes in (classes, 0)]
     if not alike:
         names = ", ".join(dict.fromkeys(protocol.title for protocol in candidates))
-        return Verdict(None, f"{classes} classes, and the paper's datasets are {names}")
+        return Verdict(None, f"{classes} classes; the paper has {names}")
     reasons = min((told[protocol.key] for protocol in alike), key=len)
     more = [f"{len(reasons) - SHOWN} more differences"] if len(reasons) > SHOWN else []
     return Verdict(None, "; ".join(reasons[:SHOWN] + more))

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from components.report.content import NONE, Section, Table, number, text
-from components.report.gather import BASELINES, Encoder, Evaluation, is_number
+from components.report.gather import BASELINES, Encoder, Evaluation, is_number, twins
 from components.report.published import Row
 from components.stage import flatten
 
@@ -104,7 +104,7 @@ def beside_the_paper(made: Encoder, found: Sequence[Evaluation], decimals: int) 
             tables.append((caption, _published(made, stage, decimals)))
         elif stage.verdict.protocol:
             lines.append(f"{stage.name}: the paper has no number of these metrics by this protocol.")
-        elif stage.record or any(name.endswith("_untrained") for name in stage.metrics):
+        elif stage.record or twins(stage.metrics):
             lines.append(f"{stage.name}: no comparison with the paper: {stage.verdict.reason}.")
     words = (
         "Published scores, in brackets this run minus each. Rows of this run's architecture stand first."

@@ -104,6 +104,7 @@ METRICS = {
         "scored": 10000,
     },
     "linear_probe/old": {"top1": 1.25, "top1_untrained": 2.0, "top1_gain": -0.75},
+    "analysis": {"pca_explained": 58.6, "pca_explained_untrained": 58.5},
     "prepare/some": {"images": 3},
     "prepare/some_more": {"images": 4},
 }
@@ -119,6 +120,7 @@ PARAMS = {
     "pretrain": PRETRAIN,
     "davis": {"seed": 0},
     "clevr": {"seed": 0},
+    "analysis": {"seed": 0},
     "linear_probe": {"tasks": {"new": {}}},
     "prepare": {"datasets": {"some": {}}},
 }

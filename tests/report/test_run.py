@@ -59,6 +59,7 @@ def test_published_scores_stand_beside_and_name_table_version_and_architecture(l
     assert "| iBOT | ViT-L/16 | – | table 15, ICML v2 | 62.8 (-12.74) | 61.7 (-12.70) |" in text
     assert "| data2vec | ViT-L/16 | – | table 4, submission | 81.6 (+8.52) |" in text
     assert "- clevr: no comparison with the paper: no protocol file." in outputs.report.read_text()
+    assert "- analysis" not in outputs.report.read_text()  # it scores nothing
 
 
 def test_rows_of_the_runs_own_architecture_come_first_and_stand_out(left: Left) -> None:
