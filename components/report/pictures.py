@@ -25,7 +25,7 @@ TITLES = {
     "pretrain": "curves over the steps",
     "pretrain_spectrum": "eigenvalues of AAᵀ",
     "pretrain_masks": "first training crops with context and targets",
-    "confusion": "classes of the chosen head",
+    "confusion": "actual and predicted classes",
     "heads": "every head of the grid, percent right",
     "count_confusion": "number of objects, chosen head",
     "count_heads": "number of objects: every head of the grid, percent right",

@@ -91,7 +91,7 @@ def test_figures_are_pictures_of_no_more_than_the_size_asked_for(drawn: Left) ->
     titles = [text for tag, text in page.texts if tag == "figcaption"]
     assert titles == [
         "curves over the steps", "first training crops with context and targets", "eigenvalues of AAᵀ",
-        "classes of the chosen head", "finetuning, epoch by epoch", "masks of some frames", "some of the images",
+        "actual and predicted classes", "finetuning, epoch by epoch", "masks of some frames", "some of the images",
     ]  # fmt: skip
     for source in sources:
         kind, _, data = source.removeprefix("data:image/").partition(";base64,")
