@@ -72,7 +72,7 @@ def decided_by(params: LinearProbeParams, settings: TaskParams) -> dict[str, Any
 
 def _metrics(pretrained: Outcome, untrained: Outcome, protocol: str, parts: Parts) -> LinearProbeMetrics:
     logistic = [None if outcome.logistic is None else outcome.logistic.top1 for outcome in (pretrained, untrained)]
-    choice, scored = pretrained.choice, pretrained.choice.predictions.shape[1]
+    choice, before, scored = pretrained.choice, untrained.choice, pretrained.choice.predictions.shape[1]
     assert scored == len(parts.test.rows), "every image of the split, or of the limit, is scored once"
     return LinearProbeMetrics(
         protocol=protocol,
@@ -80,8 +80,11 @@ def _metrics(pretrained: Outcome, untrained: Outcome, protocol: str, parts: Part
         top1_untrained=untrained.choice.score(),
         top1_gain=gain(choice.score(), untrained.choice.score()),
         last_top1=choice.score("last"),
+        last_top1_untrained=before.score("last"),
         last4_top1=choice.score("last4"),
+        last4_top1_untrained=before.score("last4"),
         class_token_top1=choice.score("class_token") if choice.has("class_token") else None,
+        class_token_top1_untrained=before.score("class_token") if before.has("class_token") else None,
         knn_top1=pretrained.neighbours,
         knn_top1_untrained=untrained.neighbours,
         knn_top1_gain=gain(pretrained.neighbours, untrained.neighbours),

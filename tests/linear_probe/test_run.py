@@ -99,6 +99,7 @@ def test_an_encoder_that_never_learned_gains_nothing(inputs: LinearProbeInputs, 
     metrics, files = run(params(profile), inputs, outputs(tmp_path)), outputs(tmp_path)
     assert (metrics.top1_gain, metrics.knn_top1_gain) == (0.0, 0.0)
     assert metrics.top1 == metrics.top1_untrained > 30
+    assert (metrics.last_top1, metrics.last4_top1) == (metrics.last_top1_untrained, metrics.last4_top1_untrained)
     heads = table(files.heads)
     assert len(heads) == 2 * 8
     assert [row for row in heads[:8]] == [row | {"encoder": "pretrained"} for row in heads[8:]]
