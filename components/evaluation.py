@@ -55,10 +55,10 @@ def write_protocol(
     """Writes the protocol of one evaluation as JSON and returns its hash, for `Scores.protocol`.
 
     `version_` is a number that the stage raises when its code begins to measure something else; `decided_by` comes from
-    `settings`, `measured_on` from `data`. The hash leaves out the dataset's name, which anyone may choose, and the
-    environment, which stands beside it.
+    `settings`, `measured_on` from `data`. The hash leaves out the dataset's name and layout, which change no image, and
+    the environment, which stands beside it.
     """
-    identity = {key: value for key, value in measured_on.items() if key != "name"}
+    identity = {key: value for key, value in measured_on.items() if key not in ("name", "format")}
     mark = digest([stage, version_, dict(decided_by), identity])[:DIGITS]
     environment = {"python": platform.python_version(), **{name: version(name) for name in LIBRARIES}}
     record = {"protocol": mark, "stage": stage, "version": version_, "settings": dict(decided_by)}

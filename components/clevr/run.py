@@ -55,7 +55,7 @@ def run(params: ClevrParams, inputs: ClevrInputs, outputs: ClevrOutputs) -> Clev
 
 def _protocol(params: ClevrParams, path: Path, train: Part, test: Part) -> str:
     """Writes the protocol and returns its hash. Values that nothing reads are left out."""
-    unread = {"encoding_batch_size", "dataset", "heads"} | (
+    unread = {"encoding_batch_size", "dataset", "heads", "train_limit", "test_limit"} | (
         {"holdout_fraction"} if params.profile == "paper" else set()
     )
     decided_by = evaluation.settings(params, without=unread) | {"heads": params.heads.decisive()}

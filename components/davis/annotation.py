@@ -21,9 +21,9 @@ class Annotation:
 
     def __init__(self, sequence: str, png: bytes, where: str) -> None:
         """Reads the first mask, `png` from the file `where`. Raises ValueError unless its ids are 1, 2, … without a gap."""
-        values_HW, palette = read_values(png, where)
+        values_HW, _ = read_values(png, where)
         self._sequence, self._first, self._told = sequence, where, False
-        self._one_object = _black_and_white(values_HW, palette)
+        self._one_object = _black_and_white(values_HW)
         self.size: tuple[int, int] = (values_HW.shape[0], values_HW.shape[1])
         self.objects = VOID  # none stands out in the mask that says which there are
         self.objects = self._count(self.ids(png, where))
@@ -62,9 +62,9 @@ class Annotation:
 
     def predicted(self, png: bytes, where: str) -> Ids:
         """Predicted ids [H,W] of a frame. Raises ValueError for an object that the first true mask lacks."""
-        values_HW, palette = read_values(png, where)
+        values_HW, _ = read_values(png, where)
         self.check_size(where, values_HW.shape)
-        if _black_and_white(values_HW, palette):
+        if _black_and_white(values_HW):
             return (values_HW > 127).astype(np.uint8)
         extra = np.unique(values_HW[values_HW > self.objects]).tolist()
         if extra:
@@ -98,5 +98,7 @@ def read_values(png: bytes, where: str) -> tuple[Ids, bool]:
         raise ValueError(f"{where} cannot be read as a PNG: {error}; write or unpack it again") from error
 
 
-def _black_and_white(values_HW: Ids, palette: bool) -> bool:
-    return not palette and {VOID} <= set(np.unique(values_HW).tolist()) <= {0, VOID}
+def _black_and_white(values_HW: Ids) -> bool:
+    return (
+        {VOID} <= set(np.unique(values_HW).tolist()) <= {0, VOID}
+    )  # with a palette, too: void alone would mean nothing

@@ -70,9 +70,11 @@ class Classifier(nn.Module):
 
 def set_drop_path(encoder: VisionEncoder, rate: float) -> None:
     """Stochastic depth, from 0 in the first layer to `rate` in the last. Raises ValueError for layers without residual paths."""
-    if not rate:
-        return
     blocks: Any = encoder.model.blocks if isinstance(encoder, TimmEncoder) else encoder.blocks
+    if not rate:  # an imported encoder may bring its own
+        for path in (name for block in blocks for name in block.modules() if isinstance(name, DropPath)):
+            path.drop_prob = 0.0
+        return
     for block, share in zip(blocks, torch.linspace(0, rate, len(blocks)).tolist(), strict=True):
         if not (hasattr(block, "drop_path1") and hasattr(block, "drop_path2")):
             raise ValueError(

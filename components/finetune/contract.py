@@ -74,7 +74,8 @@ class FinetuneParams(EvaluationParams):
     micro_batch_size: int = Field(
         ge=0,
         description="Images in one pass through the encoder; the gradients of a batch add up. It must divide "
-        "every larger batch_size; 0 takes a batch at once. Lower it when memory runs out; the result is the same to rounding.",
+        "every larger batch_size; 0 takes a batch at once. Lower it when memory runs out; the result is the same to "
+        "rounding, but for drop path.",
     )
     scoring_batch_size: int = Field(
         ge=1, le=16384, description="Images per pass when scoring. Changes speed and memory, never a score."

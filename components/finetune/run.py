@@ -48,7 +48,8 @@ def run(params: FinetuneParams, inputs: FinetuneInputs, outputs: FinetuneOutputs
     ((name, finetuning),) = params.finetunings.items()
     device = pick(params.device)
     found = read(name, params, finetuning, inputs)
-    mark = fingerprint("finetune", params, inputs)
+    # Who runs out of memory lowers the one or the other, and must go on where it was.
+    mark = fingerprint("finetune", params.model_copy(update={"workers": 0, "scoring_batch_size": 0}), inputs)
     folder, outcomes = outputs.work / mark, dict[str, Outcome]()
     size = finetuning.image_size
     with locked(folder):
@@ -110,7 +111,9 @@ def _judge(params: FinetuneParams) -> str:
 def _protocol(params: FinetuneParams, finetuning: FinetuningParams, found: Data, path: Path) -> str:
     """What a score means does not depend on names, and not on how the work is cut up."""
     ignored = {"precision", "workers", "micro_batch_size", "scoring_batch_size", "finetunings"}
-    unread = {"dataset", "train_list"} | ({"resize_short_side"} if finetuning.resize == "direct" else set())
+    unread = {"dataset", "train_list", "train_limit", "test_limit"} | (
+        {"resize_short_side"} if finetuning.resize == "direct" else set()
+    )
     recipe = settings(finetuning, unread)
     unused = {"holdout_fraction"} if params.profile == "paper" else set()
     used = {finetuning.train_split: len(found.train.rows), finetuning.test_split: len(found.test.rows)}

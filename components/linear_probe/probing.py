@@ -86,7 +86,8 @@ def _logistic(
 ) -> logistic.Result | None:
     if not settings.logistic_lambdas:
         return None
-    train, test = ({name: x.of(name) for name in logistic.SETS if name in x.columns} for x in (seen, judge))
+    sets = logistic.SETS if parts.hold.any() else logistic.SETS[:1]  # the paper's 1 % number is of pooled patches
+    train, test = ({name: x.of(name) for name in sets if name in x.columns} for x in (seen, judge))
     fit = partial(logistic.sweep, lambdas=settings.logistic_lambdas, where=where)
     return fit(train, parts.labels, test, parts.judged, parts.hold)
 

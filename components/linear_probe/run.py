@@ -62,7 +62,7 @@ def run(params: LinearProbeParams, inputs: LinearProbeInputs, outputs: LinearPro
 
 def decided_by(params: LinearProbeParams, settings: TaskParams) -> dict[str, Any]:
     """The values that decide what the scores mean; those that nothing reads are left out."""
-    unread = {"dataset", "train_list", "heads"}
+    unread = {"dataset", "train_list", "heads", "train_limit", "test_limit"}  # the data say which rows were used
     unread |= {"crop_scale_min", "crop_scale_max"} if settings.training == "cached" else set()
     unread |= {"resize_short_side"} if settings.resize == "direct" else set()
     own = {"encoding_batch_size", "tasks"} | ({"holdout_fraction"} if params.profile == "paper" else set())

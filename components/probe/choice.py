@@ -31,13 +31,15 @@ class Choice(NamedTuple):
     predictions: np.ndarray
 
     def best(self, features: str = "") -> int:
-        """Index of the chosen head, among those that read `features` if it is given; the first wins a tie."""
-        judge = self.test if self.holdout is None else self.holdout
-        return int(
-            np.argmax(
-                [x if features in ("", head.features) else -1.0 for head, x in zip(self.heads, judge, strict=True)]
-            )
-        )
+        """Index of the chosen head, among those that read `features` if it is given; the first wins a tie.
+
+        Without, profile paper chooses as the paper does, among the pooled patches: a class token has its own score.
+        """
+        judge, sets = self.test if self.holdout is None else self.holdout, {head.features for head in self.heads}
+        if self.holdout is None and len(sets) > 1:
+            sets -= {"class_token"}
+        sets = {features} if features else sets
+        return int(np.argmax([x if head.features in sets else -1.0 for head, x in zip(self.heads, judge, strict=True)]))
 
     def has(self, features: str) -> bool:
         """Whether any head reads `features`."""
@@ -131,6 +133,10 @@ def split(params: Chooses, task: Task, train: Part, labels: np.ndarray, test: Pa
             f"{task.name}: holdout_fraction {params.holdout_fraction} holds out none of {len(hold)} training images: "
             f"raise it, raise train_limit, or take profile 'paper'"
         )
+    paths = train.column("path")
+    for label in np.setdiff1d(labels, labels[~hold]):  # a small class keeps one image to learn from
+        rows = np.flatnonzero(labels == label)
+        hold[max(rows, key=lambda row: str(paths[row]))] = False
     check(labels[~hold], judged, task)
     return hold
 

@@ -28,10 +28,9 @@ def nearest(
     """
     check_k(k, len(train))
     owners, winners = torch.from_numpy(labels).long().to(device), []
-    for start in range(0, len(test), ROWS_AT_ONCE):
-        rows = _unit(test[start : start + ROWS_AT_ONCE], device)
-        similarity, index = _most_similar(rows, train, k, device)
-        votes = torch.zeros(len(rows), classes, device=device)
+    blocks = [_unit(test[start : start + ROWS_AT_ONCE], device) for start in range(0, len(test), ROWS_AT_ONCE)]
+    for similarity, index in _most_similar(blocks, train, k, device):
+        votes = torch.zeros(len(similarity), classes, device=device)
         votes.scatter_add_(1, owners[index], (similarity / TEMPERATURE).exp())
         winners.append(votes.argmax(1).cpu())
     return torch.cat(winners).numpy() if winners else np.empty(0, np.int64)
@@ -41,21 +40,24 @@ def _unit(rows: np.ndarray, device: torch.device) -> Tensor:
     return functional.normalize(tensor(rows).to(device), dim=1)
 
 
-def _most_similar(rows_BD: Tensor, train: np.ndarray, k: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Similarities and indices [B, k] of the training rows most similar to each row, a part of `train` at a time."""
-    best, index = (
-        torch.empty(len(rows_BD), 0, device=device),
-        torch.empty(len(rows_BD), 0, dtype=torch.long, device=device),
-    )
+def _most_similar(blocks: list[Tensor], train: np.ndarray, k: int, device: torch.device) -> list[tuple[Tensor, Tensor]]:
+    """Similarities and indices [B, k] of the training rows most similar to each row of each block [B, D].
+
+    `train` may be a large file: each part of it is read once, for all blocks.
+    """
+    found: list[tuple[Tensor, Tensor]] = []
     for start in range(0, len(train), BANK_AT_ONCE):
-        similarity = rows_BD @ _unit(train[start : start + BANK_AT_ONCE], device).T
-        values, places = _first_top(similarity, min(k, similarity.shape[1]))
-        best, index = torch.cat([best, values], dim=1), torch.cat([index, places + start], dim=1)
-        best, order = _first_top(
-            best, min(k, best.shape[1])
-        )  # candidates stand in the order of `train` where they are equal
-        index = index.gather(1, order)
-    return best, index
+        bank = _unit(train[start : start + BANK_AT_ONCE], device)
+        parts = [_first_top(rows @ bank.T, min(k, len(bank))) for rows in blocks]
+        parts = [(values, places + start) for values, places in parts]
+        found = [_merged(*pair, k) for pair in zip(found, parts, strict=True)] if found else parts
+    return found
+
+
+def _merged(before: tuple[Tensor, Tensor], after: tuple[Tensor, Tensor], k: int) -> tuple[Tensor, Tensor]:
+    values, index = (torch.cat(pair, dim=1) for pair in zip(before, after, strict=True))
+    best, order = _first_top(values, min(k, values.shape[1]))  # equal ones stand in the order of `train`
+    return best, index.gather(1, order)
 
 
 def _first_top(values_BN: Tensor, k: int) -> tuple[Tensor, Tensor]:

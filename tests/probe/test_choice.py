@@ -183,3 +183,15 @@ def test_tables_hold_every_head_and_every_row(tmp_path: Path) -> None:
     assert len(pairs) == 41
     right = 100 * sum(pair["actual"] == pair["predicted"] for pair in pairs) / 41
     assert right == pytest.approx(float(best_rows[0]["test_top1"]), abs=1e-3)
+
+
+def test_a_class_that_would_be_held_out_whole_keeps_one_image_to_learn_from(tmp_path: Path) -> None:
+    """As iNaturalist's small classes would be; the other images are held out as they would be beside any."""
+    labels = [i // 2 for i in range(80)]
+    pairs, task = part(tmp_path / "pets", labels), Task("pairs", [str(n) for n in range(40)], 1)
+    alone = held_out(pairs.column("path"), 0.4).reshape(40, 2)
+    hold = split(stage("clean", holdout_fraction=0.4), task, pairs, pairs.labels(), pairs, pairs.labels()).reshape(
+        40, 2
+    )
+    assert alone.all(axis=1).any()
+    np.testing.assert_array_equal(hold, np.where(alone.all(axis=1, keepdims=True), [True, False], alone))
