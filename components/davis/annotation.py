@@ -14,7 +14,7 @@ VOID = 255
 class Annotation:
     """How the true masks of one sequence read; the first one decides.
 
-    A grey first mask of 0 and 255 (DAVIS 2016) is one object; otherwise values are ids (DAVIS 2017) and 255 is void, which
+    A first mask of 0 and 255 (DAVIS 2016) is one object; otherwise values are ids (DAVIS 2017) and 255 is void, which
     counts as background. Objects are 1..`objects` of the first mask: what comes up later is background, and said. All this is
     the official tool's semi-supervised task, except that it takes 0/255 for 255 objects.
     """
@@ -64,7 +64,7 @@ class Annotation:
         """Predicted ids [H,W] of a frame. Raises ValueError for an object that the first true mask lacks."""
         values_HW, _ = read_values(png, where)
         self.check_size(where, values_HW.shape)
-        if _black_and_white(values_HW):
+        if self.objects == 1 and _black_and_white(values_HW):
             return (values_HW > 127).astype(np.uint8)
         extra = np.unique(values_HW[values_HW > self.objects]).tolist()
         if extra:
