@@ -44,7 +44,7 @@ def encoder(values: Path) -> Encoder:
     return Encoder(arch, f"{flat.get('optimisation.epochs', 0):g}", flat)
 
 
-def evaluations(inputs: ReportInputs, made: Encoder) -> list[Evaluation]:
+def evaluations(inputs: ReportInputs) -> list[Evaluation]:
     """Every stage and member but the report, in the order of their names."""
     found = []
     for name in sorted(current_names(inputs.values) - {"report"}):
@@ -58,7 +58,7 @@ def evaluations(inputs: ReportInputs, made: Encoder) -> list[Evaluation]:
             )
         verdict = judge(record) if record else Verdict(None, "no protocol file")
         measured = {name for name, value in metrics.items() if value is not None}
-        rows = beside(verdict.protocol, measured, made.arch, made.epochs) if verdict.protocol else []
+        rows = beside(verdict.protocol, measured) if verdict.protocol else []
         found.append(Evaluation(name, metrics, record, verdict, rows))
     return found
 

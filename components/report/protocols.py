@@ -12,8 +12,7 @@ from components.stage import flatten
 class Protocol(NamedTuple):
     """One protocol of the paper on one real dataset.
 
-    The two numbers of a split are rows in it and rows in use; `counts` are what else the dataset has, `also` other keys of published
-    rows that compare.
+    The two numbers of a split are rows in it and rows in use; `counts` are what else the dataset has.
     """
 
     key: str
@@ -25,7 +24,6 @@ class Protocol(NamedTuple):
     splits: Mapping[str, tuple[int, int]]
     settings: Mapping[str, Any]
     note: str = ""
-    also: tuple[str, ...] = ()
     counts: Mapping[str, int] = {}
 
 
@@ -105,8 +103,7 @@ _ALL = (
         _SOME,
         {**_PAPER, **_VIEW, **_ONE_PERCENT, "resize_short_side": 224, "logistic_lambdas": [0.0025]},
         f"{_BILINEAR} The released program standardises the scored features by their own statistics, this one by the "
-        "training images'. That the ablations (tables 6 to 8) have its λ is an assumption.",
-        also=("ablation",),
+        "training images'.",
     ),
     _probe(
         "cifar100",

@@ -2,7 +2,7 @@
 
 `published.csv` holds every row of tables 1 to 8 of the submission and of tables 13 to 16 of the ICML version (arXiv 2308.00566v2) for six
 methods. Its column `protocol` is a key of `PROTOCOLS`, or `quoted` where the paper took the number over from others, who trained
-their own heads; nothing compares with those.
+their own heads, or `ablation` (tables 6 to 8), whose 1 % protocol is another than table 1's and not told; nothing compares with those.
 """
 
 import csv
@@ -15,7 +15,6 @@ from components.report.protocols import PROTOCOLS, Protocol, differences
 
 FILE = Path(__file__).with_name("published.csv")
 SHOWN = 3  # differences named in the reason why there is no comparison
-ABLATIONS = ("6", "7", "8")  # tables that say something about an encoder of their own size and length alone
 
 
 class Row(NamedTuple):
@@ -72,12 +71,6 @@ def judge(record: Mapping[str, Any]) -> Verdict:
     return Verdict(None, "; ".join(reasons[:SHOWN] + more))
 
 
-def beside(protocol: Protocol, metrics: Collection[str], arch: str, epochs: str) -> list[Row]:
-    """The published rows that compare with `metrics`; those of ablations only for an encoder of their size and length."""
-    return [
-        row
-        for row in rows()
-        if row.protocol in (protocol.key, *protocol.also)
-        and row.metric in metrics
-        and (row.table not in ABLATIONS or (row.arch, row.epochs) == (arch, epochs))
-    ]
+def beside(protocol: Protocol, metrics: Collection[str]) -> list[Row]:
+    """The published rows that compare with `metrics`."""
+    return [row for row in rows() if row.protocol == protocol.key and row.metric in metrics]

@@ -14,7 +14,7 @@ def run(params: ReportParams, inputs: ReportInputs, outputs: ReportOutputs) -> R
     Raises ValueError, naming the file, for one that is missing, broken or of another run.
     """
     made = gather.encoder(inputs.values)
-    found = gather.evaluations(inputs, made)
+    found = gather.evaluations(inputs)
     rows = gather.comparisons(found)
     title, said = sections.headline(made), sections.write(made, found, rows, params.decimals)
     figures = pictures.collect(inputs.plots, current_names(inputs.values) - {"report"}, params.picture_pixels)
