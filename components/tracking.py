@@ -269,11 +269,14 @@ def beside_previous(root: Path, run_id: str) -> list[Row]:
 def pipeline_rows(root: Path, names: Sequence[str]) -> list[Row]:
     """The rows of pipeline runs, each named by its id in MLflow or by its name, which stands for the newest run of that name.
 
-    Raises ValueError for a name that no pipeline run has.
+    Raises ValueError for a name that no pipeline run has, and for a database that is not there, which MLflow would make.
     """
     from mlflow import MlflowClient
 
-    client = MlflowClient(uri(root))
+    where = uri(root)
+    if where.startswith("sqlite:///") and not Path(where.removeprefix("sqlite:///")).is_file():
+        raise ValueError(f"there is no MLflow database {where}; name the folder of a project in which a pipeline ran")
+    client = MlflowClient(where)
     experiment = client.get_experiment_by_name(EXPERIMENT)
     rows = []
     for name in names:
@@ -286,7 +289,7 @@ def pipeline_rows(root: Path, names: Sequence[str]) -> list[Row]:
                 found = client.search_runs([experiment.experiment_id], wanted, max_results=1, order_by=newest)
         if not found:
             raise ValueError(
-                f"no pipeline run of {uri(root)} has the id or name {name!r}; `make mlflow` shows them, those of experiment "
+                f"no pipeline run of {where} has the id or name {name!r}; `make mlflow` shows them, those of experiment "
                 f"{EXPERIMENT!r} without a parent"
             )
         rows.append(_row(found[0]))

@@ -31,13 +31,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if len(arguments.runs) < 2:
             raise ValueError(f"one run is given, {arguments.runs[0]!r}; comparing takes two or more")
-        if (
-            not (known := Path(tracking.uri(arguments.root.resolve()).removeprefix("sqlite:///"))).exists()
-            and known.is_absolute()
-        ):
-            raise ValueError(
-                f"there is no {str(known)!r}, where MLflow would have runs; give the project's folder with --root"
-            )
         rows = tracking.pipeline_rows(arguments.root.resolve(), arguments.runs)
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)

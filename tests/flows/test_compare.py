@@ -97,3 +97,9 @@ def test_the_command_warns_and_fails_if_asked_to(recorded: Path, capsys: Any) ->
     for runs, message in ((["new"], "error: one run is given"), (["new", "lost"], "error: no pipeline run of sqlite:")):
         assert compare.main([*runs, "--root", str(recorded)]) == 2
         assert capsys.readouterr().err.startswith(message)
+
+
+def test_a_folder_without_runs_is_told_and_left_as_it_was(tmp_path: Path, capsys: Any) -> None:
+    assert compare.main(["new", "old", "--root", str(tmp_path / "lost")]) == 2
+    assert capsys.readouterr().err.startswith("error: there is no MLflow database sqlite:///")
+    assert not list(tmp_path.iterdir())
