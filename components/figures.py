@@ -33,8 +33,8 @@ PANELS: tuple[tuple[str, str, dict[str, str]], ...] = (
 """Title, y label, and the curves of a panel: their names in a row of the history, and in the legend."""
 
 QUANTITIES = {
-    "train_loss": ("Training loss", "cross-entropy (nats)"),
-    "top1": ("Accuracy", "top-1 (%)"),
+    "train_loss": ("Training loss, with augmentation", "cross-entropy (nats)"),
+    "top1": ("Accuracy on the images that choose the epoch", "top-1 (%)"),
     "lr": ("Learning rate of the head", "learning rate"),
 }
 """Title and y label of a finetuning's panels."""
@@ -93,7 +93,8 @@ def spectrum(end: Sequence[float], start: Sequence[float]) -> Figure:
 
 
 def by_epoch(columns: Mapping[str, Sequence[float]]) -> Figure:
-    """A finetuning's history: a panel for each quantity over the column `epoch`, a line for each encoder.
+    """A finetuning's history: a panel for each quantity over the column `epoch`, a line for each encoder; the best
+    accuracy is ringed.
 
     A column is named `<quantity>_<encoder>` with encoder pretrained or untrained; others are quantities of their own.
     """
@@ -115,6 +116,16 @@ def by_epoch(columns: Mapping[str, Sequence[float]]) -> Figure:
                 "marker": "o" if len(values) <= MARKED else "",
             }
             axes.plot(columns["epoch"], values, markersize=3.5, linewidth=1.8, label=encoder, **style)
+            if quantity == "top1":
+                best = int(np.argmax(values))  # the first of equals, as the stage chooses
+                axes.plot(
+                    columns["epoch"][best],
+                    values[best],
+                    "o",
+                    markersize=10,
+                    markerfacecolor="none",
+                    color=COLOURS[number],
+                )
         if len(lines) > 1:
             axes.legend(fontsize=8)
         title, label = QUANTITIES.get(quantity, (quantity, quantity))

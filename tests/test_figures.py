@@ -164,6 +164,11 @@ def test_a_finetuning_has_a_panel_per_quantity_and_a_line_per_encoder() -> None:
         "top1_untrained": [10.0, 15.0, 20.0],
     }
     figure = by_epoch(columns)
+    (accuracy,) = [axes for axes in figure.axes if axes.get_ylabel() == "top-1 (%)"]
+    rings = [line for line in accuracy.lines if line.get_markersize() == 10]
+    assert [line.get_xydata().tolist() for line in rings] == [[[3.0, 45.0]], [[3.0, 20.0]]]
+    for ring in rings:
+        ring.remove()
     drawn = {
         (axes.get_ylabel(), line.get_label()): [list(values) for values in line.get_data()]
         for axes in figure.axes

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from components import progress, tracking
 from components.evaluation import data, settings, write_protocol
 from components.features import pick
-from components.figures import confusion
+from components.figures import by_epoch, confusion
 from components.finetune import curves
 from components.finetune.classifier import Classifier, save, set_drop_path
 from components.finetune.contract import (
@@ -154,5 +154,5 @@ def _write(
         save(path, chosen.model, {**about, "class_names": found.classes, "view": view, "epoch": chosen.best.epoch})
     tracking.log_figure(outputs.history)
     tracking.log_figure(outputs.confusion)
-    tracking.log_plot("curves.png", curves.draw(histories, _judge(params)))
+    tracking.log_plot("curves.png", by_epoch(curves.columns(histories)))
     tracking.log_plot("confusion.png", confusion(found.classes, actual, chosen.predictions))
