@@ -14,7 +14,7 @@ from components.finetune.augment import Augment
 from components.finetune.contract import FinetuneInputs, FinetuneParams, FinetuningParams
 from components.images.store import Store
 from components.images.subset import read_list
-from components.images.transforms import View
+from components.images.transforms import square
 from components.mim import keys
 from components.probe.choice import check_labels, split
 from components.probe.dataset import Part, open_part
@@ -85,9 +85,8 @@ class _Views(Dataset[Tensor]):
     """The squares that are scored, by place in the part."""
 
     def __init__(self, part: Part, finetuning: FinetuningParams) -> None:
-        size, short = finetuning.image_size, finetuning.resize_short_side
         self._part = part
-        self._view = View(size, size, short if finetuning.resize == "short_side_center_crop" else 0, mirror=False)
+        self._view = square(finetuning.image_size, finetuning.resize, finetuning.resize_short_side)
 
     def __len__(self) -> int:
         return len(self._part.rows)

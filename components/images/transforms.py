@@ -1,7 +1,7 @@
 """From decoded images to model input: crops and resizes on uint8, one normalisation for training and evaluation."""
 
 import math
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -57,6 +57,11 @@ class View(NamedTuple):
         else:
             pixels = direct_resize(image, self.height, self.width)
         return pixels[:, ::-1] if self.mirror else pixels
+
+
+def square(size: int, resize: Literal["direct", "short_side_center_crop"], resize_short_side: int) -> View:
+    """The view of `size`×`size` pixels that a task's fields ask for."""
+    return View(size, size, resize_short_side if resize == "short_side_center_crop" else 0, mirror=False)
 
 
 def crop_draws(seed: int, epoch: int, indices_B: NDArray[np.int64]) -> NDArray[np.float32]:

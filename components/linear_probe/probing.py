@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from components.images.transforms import View
+from components.images.transforms import View, square
 from components.linear_probe.contract import LinearProbeParams, TaskParams
 from components.probe import logistic
 from components.probe.choice import Choice, Rows, accuracy, choose
@@ -94,5 +94,4 @@ def _logistic(
 
 def view(settings: TaskParams) -> View:
     """The square the encoder sees of images that are not augmented."""
-    short = settings.resize_short_side if settings.resize == "short_side_center_crop" else 0
-    return View(settings.image_size, settings.image_size, short, mirror=False)
+    return square(settings.image_size, settings.resize, settings.resize_short_side)
