@@ -43,8 +43,8 @@ def seeded(key: int, device: torch.device | None = None) -> Iterator[None]:
 
 
 class Augment:
-    """A training image's crop, flip and RandAugment: the same for one seed, epoch and image, wherever and whenever "
-    "it is asked for."""
+    """A training image's crop, flip and RandAugment: the same for one seed, epoch and image, wherever and whenever
+    it is asked for."""
 
     def __init__(self, values: Augmentation, size: int, seed: int) -> None:
         self._values, self._size, self._seed = values, size, seed

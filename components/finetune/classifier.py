@@ -70,11 +70,12 @@ class Classifier(nn.Module):
 
 def set_drop_path(encoder: VisionEncoder, rate: float) -> None:
     """Stochastic depth, from 0 in the first layer to `rate` in the last. Raises ValueError for layers without residual paths."""
-    blocks: Any = encoder.model.blocks if isinstance(encoder, TimmEncoder) else encoder.blocks
     if not rate:  # an imported encoder may bring its own
-        for path in (name for block in blocks for name in block.modules() if isinstance(name, DropPath)):
-            path.drop_prob = 0.0
+        for part in encoder.modules():
+            if isinstance(part, DropPath):
+                part.drop_prob = 0.0
         return
+    blocks: Any = encoder.model.blocks if isinstance(encoder, TimmEncoder) else encoder.blocks
     for block, share in zip(blocks, torch.linspace(0, rate, len(blocks)).tolist(), strict=True):
         if not (hasattr(block, "drop_path1") and hasattr(block, "drop_path2")):
             raise ValueError(
@@ -85,8 +86,8 @@ def set_drop_path(encoder: VisionEncoder, rate: float) -> None:
 
 
 def save(path: Path, model: Classifier, about: dict[str, Any]) -> None:
-    """Writes `model` as safetensors that describe themselves: metadata `classifier` is JSON of what `load` needs and "
-    "of `about`."""
+    """Writes `model` as safetensors that describe themselves: metadata `classifier` is JSON of what `load` needs and
+    of `about`."""
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
     made_of = {
         "config": model.encoder.config.as_dict(),

@@ -191,6 +191,19 @@ def test_e5_black_and_white_is_one_object(results: Path, davis: Path, tmp_path: 
     assert scored(results, davis, tmp_path / "out") == before
 
 
+def test_e5_black_and_white_with_a_palette_too_and_refused_beside_several_objects(
+    results: Path, davis: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = scored(results, davis, tmp_path / "out")
+    for folder in (results / "goat", davis / "Annotations/480p/goat"):
+        for path in sorted(folder.iterdir()):
+            write_ids(path, read(folder)[int(path.stem)] * np.uint8(255))
+    assert scored(results, davis, tmp_path / "out") == before
+    path = results / "swan" / "00003.png"  # of three objects
+    write_ids(path, (read(results / "swan")[3] > 0) * np.uint8(255))
+    assert f"{path} has object ids 255" in refused(results, davis, capsys)
+
+
 def refused(results: Path, davis: Path, capsys: pytest.CaptureFixture[str]) -> str:
     capsys.readouterr()
     assert main([str(results), str(davis)]) == 2

@@ -105,6 +105,14 @@ def test_separable_images_are_learned_and_the_trunk_changes(part: Part) -> None:
     assert all(not torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
 
 
+def test_no_drop_path_turns_off_what_an_imported_encoder_brings() -> None:
+    brought = untrained(timm_config("vit_tiny_patch16_224", TINY | {"drop_path_rate": 0.2}), 0).train()
+    images = torch.randn(8, 3, 16, 16)
+    assert not torch.equal(brought(images), brought(images))
+    set_drop_path(brought, 0.0)
+    assert torch.equal(brought(images), brought(images))
+
+
 def test_drop_path_reaches_every_layer_and_is_keyed(part: Part) -> None:
     for made in (encoder(), untrained(timm_config("beit_base_patch16_224", TINY), 0).requires_grad_(True)):
         set_drop_path(made, 0.4)

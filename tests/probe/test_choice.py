@@ -58,6 +58,13 @@ def test_the_best_of_a_feature_set_and_the_first_of_equals() -> None:
     assert (choice.best("last"), choice.best("last4"), choice.best()) == (0, 2, 2)
 
 
+def test_the_paper_s_choice_leaves_the_class_token_out_and_clean_takes_it() -> None:
+    heads = [Head(name, False, 0.1, 0.0) for name in ("last", "last4", "class_token")]
+    judge, predictions = np.array([1.0, 2.0, 3.0]), np.zeros((3, 1), dtype=np.int64)
+    paper, clean = (Choice(heads, holdout, judge, predictions) for holdout in (None, judge))
+    assert (paper.best(), clean.best(), paper.best("class_token")) == (1, 2, 2)
+
+
 def test_held_out_rows_train_nothing_and_choose_alone() -> None:
     train, test = rows(300, 0), rows(100, 1)
     hold = np.random.default_rng(2).random(300) < 0.25

@@ -52,6 +52,13 @@ def test_the_presets_of_the_paper_follow_its_protocols(repository: Path, names: 
     assert judge(record).protocol is None
 
 
+@pytest.mark.parametrize("names", ["vit_h14", "mae_vit_b16"])
+def test_finetuning_by_another_recipe_does_not_compare(repository: Path, names: str) -> None:
+    """ViT-H's weight decay; the norm that MAE puts behind the pooling."""
+    verdict = judge(recorded(repository, names, "finetune/imagenet_1percent", "finetune_1percent"))
+    assert verdict.protocol is None and ("norm" if names == "mae_vit_b16" else "weight_decay") in verdict.reason
+
+
 @pytest.mark.parametrize("names", ["vit_b16", "vit_h14", "ablation"])
 def test_one_percent_compares_with_the_released_penalty_and_not_with_the_best_of_many(
     repository: Path, names: str
