@@ -187,7 +187,9 @@ def test_random_crops_train_the_same_grid(
     assert [row["test_top1"] for row in table(outputs(tmp_path).heads)] != [row["test_top1"] for row in heads]
 
 
-def test_a_class_token_is_a_feature_set_of_its_own(inputs: LinearProbeInputs, tmp_path: Path) -> None:
+def test_a_class_token_is_a_feature_set_of_its_own(
+    inputs: LinearProbeInputs, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     encoder = Encoder(EncoderConfig(**{**CONFIG.as_dict(), "class_token": True}))
     initialise(encoder, 7, "fan_in", "encoder.")
     save(tmp_path / "encoder.safetensors", encoder, {"seed": 7, "weight_init": "fan_in"})
@@ -200,6 +202,13 @@ def test_a_class_token_is_a_feature_set_of_its_own(inputs: LinearProbeInputs, tm
     )
     assert metrics.class_token_top1 == pytest.approx(float(best["test_top1"]), abs=1e-3)
     assert "class_token_top1" not in run(params(epochs=1), inputs, outputs(tmp_path)).model_dump(exclude_none=True)
+    for profile, candidates in (
+        ("clean", 2),
+        ("paper", 1),
+    ):  # the paper's logistic regression reads pooled patches alone
+        capsys.readouterr()
+        run(params(profile, epochs=1, logistic_lambdas=[1.0]), with_token, outputs(tmp_path))
+        assert f"the best of {candidates} on" in capsys.readouterr().out.split("logistic regression")[1]
 
 
 def test_a_list_names_the_training_images(

@@ -14,8 +14,11 @@ def draws() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return train, labels, test
 
 
+@pytest.mark.parametrize("at_once", [97, 65_536])
 @pytest.mark.parametrize("k", [1, 7, 20, 700])
-def test_equals_brute_force(k: int) -> None:
+def test_equals_brute_force(k: int, at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bank in parts, fewer of them than neighbours too, or whole."""
+    monkeypatch.setattr("components.probe.neighbours.BANK_AT_ONCE", at_once)
     train, labels, test = draws()
     winners = []
     for row in test.astype(np.float64):
