@@ -56,13 +56,13 @@ def run_stage(arguments: list[str]) -> int:
 
     # Threads that wait for work sleep. Spinning ones cost siblings on the same cores half their speed; read when torch loads.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-    from components import tracking  # imports mlflow: only once the input is known to be good
+    from components import parent_runs, tracking  # imports mlflow: only once the input is known to be good
 
     run = importlib.import_module(f"components.{stage}.run").run
     with tracking.stage_run(stage, contract, params, inputs, outputs) as record:
         record.finish(run(params, inputs, outputs))
     if stage == stages.STAGES[-1]:  # the report ends the pipeline
-        tracking.record_pipeline()
+        parent_runs.record_pipeline()
     return 0
 
 

@@ -16,7 +16,7 @@ from prefect.artifacts import (
     update_progress_artifact,
 )
 
-from components.tracking import Row
+from components.parent_runs import Row
 from flows import links, summary
 
 EVERY_S = 10.0

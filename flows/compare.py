@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from components.report.markdown import grid
 
 if TYPE_CHECKING:
-    from components.tracking import Row
+    from components.parent_runs import Row
 
 OTHER = "other protocol"
 
@@ -26,12 +26,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--strict", action="store_true", help="end with status 1 when protocols differ")
     parser.add_argument("--root", type=Path, default=Path.cwd(), help="the project's folder, for its mlflow.db")
     arguments = parser.parse_args(argv)
-    from components import tracking  # imports mlflow
+    from components import parent_runs  # imports mlflow
 
     try:
         if len(arguments.runs) < 2:
             raise ValueError(f"one run is given, {arguments.runs[0]!r}; comparing takes two or more")
-        rows = tracking.pipeline_rows(arguments.root.resolve(), arguments.runs)
+        rows = parent_runs.pipeline_rows(arguments.root.resolve(), arguments.runs)
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

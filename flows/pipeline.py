@@ -58,11 +58,11 @@ def run_in(
 
 
 def _run(root: Path, name: str, nodes: list[graph.Node], forced: set[str], parallel: int) -> str:
-    from components import tracking  # imports mlflow: only once the input is known to be good
+    from components import parent_runs, tracking  # imports mlflow: only once the input is known to be good
 
     origin = {"prefect.flow_run": str(flow_run.get_name()), "prefect.flow_run_id": str(flow_run.get_id())}
     origin |= {"prefect.url": url} if (url := flow_run.get_flow_run_ui_url()) else {}
-    parent = tracking.start_pipeline(root, name, "prefect", origin)
+    parent = parent_runs.start_pipeline(root, name, "prefect", origin)
     environment = {"PIPELINE_PARENT_RUN_ID": parent, "MLFLOW_TRACKING_URI": tracking.uri(root)}
     say(f"Run {name}: {len(nodes)} stages, at most {parallel} at a time; every line is kept in logs/{name}/")
     status, finished = "KILLED", []
@@ -75,10 +75,10 @@ def _run(root: Path, name: str, nodes: list[graph.Node], forced: set[str], paral
         status = "FAILED"
         raise
     finally:
-        tracking.finish_pipeline(root, parent, status, finished)
+        parent_runs.finish_pipeline(root, parent, status, finished)
 
     unsaved = experiment.save(root, name, finished)
-    compared = tracking.beside_previous(root, parent)
+    compared = parent_runs.beside_previous(root, parent)
     report = summary.report(root, nodes, rows, compared)
     text = "\n".join(
         [summary.brief(report), summary.whereabouts(root, name, nodes, tracking.uri(root), compared, unsaved)]

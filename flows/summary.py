@@ -6,8 +6,8 @@ from typing import Any
 
 from prefect.client.schemas import State
 
+from components.parent_runs import Row
 from components.report.markdown import SMALL_PRINT, grid
-from components.tracking import Row
 from flows import compare, links
 from flows.graph import Node
 

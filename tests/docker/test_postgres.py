@@ -71,9 +71,9 @@ def test_three_clients_at_once_log_runs_and_files_through_mlflow(
 ) -> None:
     uri = f"http://127.0.0.1:{servers.ports['5000']}"
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
-    from components import tracking
+    from components import parent_runs
 
-    parent = tracking.start_pipeline(tmp_path, "in containers", "prefect", {})
+    parent = parent_runs.start_pipeline(tmp_path, "in containers", "prefect", {})
     assert parent, "MLflow refused the parent row"
     experiment = servers.sql("mlflow", f"SELECT experiment_id FROM runs WHERE run_uuid = '{parent}'")
     clients = [

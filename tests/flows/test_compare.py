@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from components import tracking
-from components.tracking import Row
+from components import parent_runs
+from components.parent_runs import Row
 from flows import compare, summary
 
 OLD = {"linear_probe/digits/top1": 80.0, "davis/jf_mean": 50.0, "pretrain/loss_final": 0.5}
@@ -82,7 +82,7 @@ def recorded(tmp_path: Path, database: Path, monkeypatch: pytest.MonkeyPatch) ->
     (tmp_path / "params/davis.yaml").write_text("seed: 0\n")
     for name, mark in (("old", "bb"), ("new", "cc")):
         (tmp_path / "metrics/davis.json").write_text(f'{{"jf_mean": 50.0, "protocol": "{mark}"}}')
-        tracking.finish_pipeline(tmp_path, tracking.start_pipeline(tmp_path, name, "dvc", {}), "FINISHED")
+        parent_runs.finish_pipeline(tmp_path, parent_runs.start_pipeline(tmp_path, name, "dvc", {}), "FINISHED")
     return tmp_path
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from mlflow import MlflowClient
 
-from components.tracking import headline_metrics
+from components.parent_runs import headline_metrics
 from flows import graph
 from flows.pipeline import pipeline
 

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,21 +13,12 @@ from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
 from PIL import Image
 
-from components import tracking
+from components import parent_runs, tracking
 from components.report.contract import ReportInputs, ReportOutputs, ReportParams
 from components.stage import contract
 
+Runs = Callable[[Path], list[Any]]
 PARAMS = ReportParams(decimals=2, picture_pixels=1200)
-
-
-@pytest.fixture
-def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("DVC_ROOT", str(tmp_path))
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    monkeypatch.delenv(tracking.PARENT, raising=False)
-    for folder in ("metrics", "params"):
-        (tmp_path / folder).mkdir()
-    return tmp_path
 
 
 def stage_run(root: Path) -> Any:
@@ -37,14 +29,10 @@ def stage_run(root: Path) -> Any:
     return tracking.stage_run("report", contract("report"), PARAMS, inputs, outputs)
 
 
-def runs(root: Path) -> list[Any]:
-    client = MlflowClient(f"sqlite:///{root / 'mlflow.db'}")
-    experiment = client.get_experiment_by_name(tracking.EXPERIMENT)
-    return client.search_runs([experiment.experiment_id], order_by=["attributes.start_time"])
-
-
-def test_the_status_is_how_the_stage_ended_and_a_parent_is_kept(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    parent = tracking.start_pipeline(project, "run", "prefect", {"prefect.flow_run": "x"})
+def test_the_status_is_how_the_stage_ended_and_a_parent_is_kept(
+    project: Path, runs: Runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parent = parent_runs.start_pipeline(project, "run", "prefect", {"prefect.flow_run": "x"})
     monkeypatch.setenv(tracking.PARENT, parent)
     for ending in (None, RuntimeError, KeyboardInterrupt):
         try:
@@ -61,20 +49,10 @@ def test_the_status_is_how_the_stage_ended_and_a_parent_is_kept(project: Path, m
     tracking.log_metrics({"report/curve": 2.0}, step=2)  # outside a run nothing happens
 
 
-def test_values_that_are_no_numbers_are_left_out(project: Path) -> None:
-    run = tracking.Run(tracking.uri(project), tracking.start_pipeline(project, "run", "dvc", {}))
+def test_values_that_are_no_numbers_are_left_out(project: Path, runs: Runs) -> None:
+    run = tracking.Run(tracking.uri(project), parent_runs.start_pipeline(project, "run", "dvc", {}))
     run.metrics({"good": 1.5, "bad": float("nan"), "worse": float("inf")})
     assert runs(project)[0].data.metrics == {"good": 1.5}
-
-
-def test_a_fresh_database_bears_four_processes_at_once(project: Path) -> None:
-    """MLflow's own first use crashes here: each process migrates the file."""
-    code = f"from components import tracking; from pathlib import Path; tracking.start_pipeline(Path({str(project)!r}), 'x', 'dvc', {{}})"
-    crowd = [subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True) for _ in range(4)]
-    for process in crowd:
-        _, errors = process.communicate(timeout=240)
-        assert process.returncode == 0, errors
-    assert len(runs(project)) == 4
 
 
 def test_a_broken_server_costs_a_warning_not_the_stage(
@@ -95,7 +73,7 @@ def drawing(height: float) -> Figure:
 
 
 def test_a_drawing_is_attached_and_a_later_one_takes_its_place(
-    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    project: Path, runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "scratch").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "scratch"))
@@ -117,7 +95,7 @@ def test_a_drawing_outside_a_run_is_not_even_drawn(project: Path, monkeypatch: p
 
 
 def test_a_drawing_that_mlflow_refuses_costs_a_warning(
-    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    project: Path, runs: Runs, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def refuse(*arguments: Any) -> None:
         raise MlflowException("the disk is full")
@@ -139,35 +117,3 @@ def test_a_drawing_that_mlflow_refuses_costs_a_warning(
 def test_loading_tracking_loads_no_matplotlib() -> None:
     code = "import sys; from components import tracking; print('matplotlib' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "False\n"
-
-
-def ended(root: Path, name: str, protocol: str) -> str:
-    """A pipeline run whose one evaluation left a score with a protocol."""
-    (root / "params/davis.yaml").write_text("seed: 0\n")
-    (root / "metrics/davis.json").write_text(f'{{"jf_mean": 50.0, "protocol": "{protocol}"}}')
-    run_id = tracking.start_pipeline(root, name, "dvc", {})
-    tracking.finish_pipeline(root, run_id, "FINISHED")
-    return run_id
-
-
-def test_a_row_knows_the_protocol_of_each_of_its_metrics(project: Path) -> None:
-    first, second, newest = (ended(project, name, hash) for name, hash in (("one", "aa"), ("two", "bb"), ("one", "cc")))
-    rows = tracking.beside_previous(project, newest)
-    assert [(row.run_id, row.name, row.protocols) for row in rows] == [
-        (newest, "one", {"davis": "cc"}),
-        (second, "two", {"davis": "bb"}),
-    ]
-    assert rows[0].metrics == {"davis/jf_mean": 50.0}
-    assert rows[0].protocol("davis/jf_mean") == ("davis", "cc") and rows[0].protocol("clevr/top1") == ("", "")
-    by_id, by_name = tracking.pipeline_rows(project, [first, "one"])
-    assert (by_id.run_id, by_name.run_id) == (first, newest)
-    for wrong in ("three", "it's", ""):
-        with pytest.raises(ValueError, match="no pipeline run of sqlite:.* has the id or name"):
-            tracking.pipeline_rows(project, ["one", wrong])
-
-
-def test_the_longest_name_owns_a_metric() -> None:
-    row = tracking.Row("id", "0", "run", {}, {"linear_probe.a": "1", "linear_probe.a.b": "2"})
-    assert row.protocol("linear_probe/a.b/top1") == ("linear_probe.a.b", "2")
-    assert row.protocol("linear_probe/a/top1") == ("linear_probe.a", "1")
-    assert row.protocol("linear_probe/ab/top1") == ("", "")

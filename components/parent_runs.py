@@ -1,0 +1,157 @@
+"""The rows of whole pipeline runs in MLflow: every parameter and headline metric, complete even if every stage was cached.
+
+The runs of the stages hang below them: components/tracking/.
+"""
+
+import json
+import os
+import time
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from components.stage import current_names, flatten, read_yaml
+from components.tracking.database import EXPERIMENT, PARENT, create_run, git_tags, project_root, uri
+from components.tracking.run import Run, numbers_and_tags, tolerant
+
+
+def start_pipeline(root: Path, name: str, trigger: str, tags: Mapping[str, str]) -> str:
+    """Creates the parent row of a pipeline run with every parameter; its id, or '' where MLflow refused.
+
+    `trigger` is the door it came through.
+    """
+    run = None
+    with tolerant("the pipeline's row"):
+        run = create_run(root, name, "", {"trigger": trigger, **git_tags(root), **tags})
+    if run is None:
+        return ""
+    for path in sorted((root / "params").glob("*.yaml")):  # at once: a person may edit the files while the run goes on
+        run.params({f"{path.stem}.{key}": value for key, value in flatten(read_yaml(path), ".").items()})
+    return run.run_id
+
+
+def record_pipeline() -> None:
+    """Writes the parent row of a plain `dvc repro`. Nothing happens inside a flow, which writes its own."""
+    if os.environ.get(PARENT):
+        return
+    root, name = project_root(), time.strftime("dvc-repro-%Y%m%d-%H%M%S")
+    finish_pipeline(root, start_pipeline(root, name, "dvc", {}), "FINISHED")
+
+
+def finish_pipeline(root: Path, run_id: str, status: str, finished: Collection[str] | None = None) -> None:
+    """Writes the metrics of the `finished` stages (None: all) to the parent row and closes it.
+
+    The values come from the files, so the row is complete when every stage was cached. `finished` holds DVC's names, such as
+    `linear_probe@cifar10`.
+    """
+    if not run_id:
+        return
+    run = Run(uri(root), run_id)
+    try:
+        run.metrics(headline_metrics(root, finished))
+        run.tags(headline_tags(root, finished))
+        current = current_names(root / "params")
+        for path in sorted((root / "runs").rglob("*.json")):
+            about = json.loads(path.read_text(encoding="utf-8"))
+            if about["stage"] in current and _wanted(about["stage"], finished):
+                run.tags({f"linked.{about['stage'].replace('/', '.')}": about["mlflow_run_id"]})
+                run.adopt(about["mlflow_run_id"])
+        for path in (root / "report.md", root / "report.html", root / "dvc.lock"):
+            if path.exists() and finished is not None:  # a plain `dvc repro` has not written its dvc.lock yet
+                run.artifact(path)
+    finally:
+        run.end(status)
+
+
+class Row(NamedTuple):
+    """One pipeline run in MLflow's table; `protocols` has the hash of each evaluation by its dotted name (`linear_probe.digits`)."""
+
+    run_id: str
+    experiment: str
+    name: str
+    metrics: dict[str, float]
+    protocols: dict[str, str]
+
+    def protocol(self, metric: str) -> tuple[str, str]:
+        """The evaluation that `metric` is of and the hash of its protocol; ('', '') where the run recorded none."""
+        dotted = metric.replace("/", ".")
+        names = [name for name in self.protocols if dotted.startswith(f"{name}.")]
+        name = max(names, key=len, default="")
+        return name, self.protocols.get(name, "")
+
+
+def beside_previous(root: Path, run_id: str) -> list[Row]:
+    """The row of a pipeline run and, if there is one, that of the run that finished before it; [] where MLflow refused."""
+    from mlflow import MlflowClient
+
+    rows = list[Any]()
+    with tolerant("a question for the previous run"):
+        if run_id:
+            client = MlflowClient(uri(root))
+            rows = [client.get_run(run_id)]
+            info = rows[0].info
+            before = f"attributes.status = 'FINISHED' AND attributes.start_time < {info.start_time} AND tags.trigger LIKE '%'"
+            newest = ["attributes.start_time DESC"]  # only pipeline runs have a trigger
+            rows += client.search_runs([info.experiment_id], before, max_results=1, order_by=newest)
+    return [_row(row) for row in rows]
+
+
+def pipeline_rows(root: Path, names: Sequence[str]) -> list[Row]:
+    """The rows of pipeline runs, each named by its id in MLflow or by its name, which stands for the newest run of that name.
+
+    Raises ValueError for a name that no pipeline run has, and for a database that is not there, which MLflow would make.
+    """
+    from mlflow import MlflowClient
+
+    where = uri(root)
+    if where.startswith("sqlite:///") and not Path(where.removeprefix("sqlite:///")).is_file():
+        raise ValueError(f"there is no MLflow database {where}; name the folder of a project in which a pipeline ran")
+    client = MlflowClient(where)
+    experiment = client.get_experiment_by_name(EXPERIMENT)
+    rows = []
+    for name in names:
+        quoted = name.replace("'", "")  # no name of a run has one, and MLflow's language knows no escape
+        found = list[Any]()
+        for key in ("attributes.run_id", "attributes.run_name"):
+            if experiment and not found:
+                wanted = f"{key} = '{quoted}' AND tags.trigger LIKE '%'"
+                newest = ["attributes.start_time DESC"]
+                found = client.search_runs([experiment.experiment_id], wanted, max_results=1, order_by=newest)
+        if not found:
+            raise ValueError(
+                f"no pipeline run of {where} has the id or name {name!r}; `make mlflow` shows them, those of experiment "
+                f"{EXPERIMENT!r} without a parent"
+            )
+        rows.append(_row(found[0]))
+    return rows
+
+
+def _row(run: Any) -> Row:
+    tags = run.data.tags.items()
+    protocols = {key.removeprefix("protocol."): value for key, value in tags if key.startswith("protocol.")}
+    return Row(run.info.run_id, run.info.experiment_id, str(run.info.run_name), run.data.metrics, protocols)
+
+
+def headline_metrics(root: Path, finished: Collection[str] | None = None) -> dict[str, float]:
+    """`<stage>/<member>/<metric>` from the files under metrics/, whose paths are those names."""
+    return {name: float(value) for name, value in numbers_and_tags(_headlines(root, finished))[0].items()}
+
+
+def headline_tags(root: Path, finished: Collection[str] | None = None) -> dict[str, str]:
+    """`protocol.<stage>.<member>` of every evaluation, from the same files: what says which scores compare."""
+    return numbers_and_tags(_headlines(root, finished))[1]
+
+
+def _headlines(root: Path, finished: Collection[str] | None) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    current = current_names(root / "params")
+    for path in sorted((root / "metrics").rglob("*.json")):
+        name = path.relative_to(root / "metrics").with_suffix("").as_posix()
+        if name in current and _wanted(name, finished):
+            nested = json.loads(path.read_text(encoding="utf-8"))
+            values |= {f"{name}/{key}": value for key, value in flatten(nested, "/").items()}
+    return values
+
+
+def _wanted(name: str, finished: Collection[str] | None) -> bool:
+    return finished is None or name.replace("/", "@", 1) in finished
