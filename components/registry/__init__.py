@@ -1,0 +1,1 @@
+"""Promoted encoders in MLflow's model registry."""
