@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from components.stage import current_names, flatten, read_yaml
-from components.tracking.database import EXPERIMENT, PARENT, create_run, git_tags, project_root, uri
+from components.tracking.database import EXPERIMENT, PARENT, create_run, existing, git_tags, project_root, uri
 from components.tracking.run import Run, numbers_and_tags, tolerant
 
 
@@ -103,9 +103,7 @@ def pipeline_rows(root: Path, names: Sequence[str]) -> list[Row]:
     """
     from mlflow import MlflowClient
 
-    where = uri(root)
-    if where.startswith("sqlite:///") and not Path(where.removeprefix("sqlite:///")).is_file():
-        raise ValueError(f"there is no MLflow database {where}; name the folder of a project in which a pipeline ran")
+    where = existing(root)
     client = MlflowClient(where)
     experiment = client.get_experiment_by_name(EXPERIMENT)
     rows = []

@@ -26,6 +26,14 @@ def uri(root: Path) -> str:
     return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{root / 'mlflow.db'}"
 
 
+def existing(root: Path) -> str:
+    """The same, to ask and not to write. Raises ValueError for a database file that is not there, which MLflow would make."""
+    where = uri(root)
+    if where.startswith("sqlite:///") and not Path(where.removeprefix("sqlite:///")).is_file():
+        raise ValueError(f"there is no MLflow database {where}; name the folder of a project in which a pipeline ran")
+    return where
+
+
 def create_run(root: Path, name: str, parent: str, tags: Mapping[str, str]) -> Run:
     """A new run. The first use of a fresh sqlite file migrates it, which two processes must not do at once."""
     from mlflow import MlflowClient
