@@ -12,7 +12,7 @@ from components.features import pick
 from components.images.transforms import View
 from components.probe.choice import Choice, Rows, choose, gain, split
 from components.probe.dataset import Part, Subject, open_part, subjects
-from components.probe.extraction import Features, forget_others, home, pooled
+from components.probe.extraction import Features, home, keeping, pooled
 from components.probe.heads import Task
 from components.probe.sources import Cached
 from components.probe.tables import write_confusion, write_heads
@@ -34,17 +34,17 @@ def run(params: ClevrParams, inputs: ClevrInputs, outputs: ClevrOutputs) -> Clev
     holds = {key: split(params, task, train, learned[key], test, judged[key]) for key, task in tasks.items()}
     choices: dict[str, dict[str, Choice]] = {key: {} for key in tasks}
     for subject in subjects(inputs.encoder, params.height, params.width, device):
-        forget_others(outputs.work, subject)
-        seen = both_views(params, train, subject, outputs.work)
-        judge = _encode(params, test, subject, outputs.work, mirror=False)
-        for key, task in tasks.items():
-            hold, kept = holds[key], np.flatnonzero(~holds[key])
-            source = Cached(seen, kept, learned[key][kept], params.seed, device)
-            held = Rows(seen[0].where(hold), learned[key][hold]) if hold.any() else None
-            rows = Rows(judge, judged[key])
-            work = home(outputs.work, subject)
-            choices[key][subject.kind] = choose(params.heads, task, source, rows, held, params.seed, device, work)
-            progress.show(f"{task.name}: {subject.kind} {choices[key][subject.kind].sentence()}")
+        with keeping(outputs.work, subject):
+            seen = both_views(params, train, subject, outputs.work)
+            judge = _encode(params, test, subject, outputs.work, mirror=False)
+            for key, task in tasks.items():
+                hold, kept = holds[key], np.flatnonzero(~holds[key])
+                source = Cached(seen, kept, learned[key][kept], params.seed, device)
+                held = Rows(seen[0].where(hold), learned[key][hold]) if hold.any() else None
+                rows = Rows(judge, judged[key])
+                work = home(outputs.work, subject)
+                choices[key][subject.kind] = choose(params.heads, task, source, rows, held, params.seed, device, work)
+                progress.show(f"{task.name}: {subject.kind} {choices[key][subject.kind].sentence()}")
     protocol = _protocol(params, outputs.protocol, train, test)
     _write(choices["count"], tasks["count"], judged["count"], outputs.count_heads, outputs.count_confusion)
     _write(

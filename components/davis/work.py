@@ -1,6 +1,5 @@
 """Finished sequences, kept until the stage is done, so that a stage that was stopped goes on with the others."""
 
-import fcntl
 import json
 import shutil
 from collections.abc import Iterable, Iterator
@@ -12,7 +11,8 @@ from components.davis.judging import Judge, Score
 from components.davis.palette import Ids, write_ids
 from components.davis.scores import Statistics
 from components.davis.sequence import Sequence
-from components.stage import atomic, remove, write_json
+from components.stage import atomic, write_json
+from components.work import alone, finish, forget_finished
 
 SCORES = "scores.json"
 
@@ -53,18 +53,14 @@ class Work:
 
 @contextmanager
 def resumable(folder: Path) -> Iterator[Work]:
-    """The work in `folder`, which names by its last part what it is the work of; removed when all went well.
+    """The work in `folder`, which names by its last part what it is the work of; kept for a day after all went well.
 
-    Raises ValueError when another process is at it.
+    One process at a time is at it; another waits and uses what it made.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ValueError(f"another process is following objects in {folder}; wait for it or stop it") from None
+    with alone(folder, f"davis: another process follows these very objects in {folder}; waiting to use its masks"):
+        forget_finished(folder.parent)
         yield Work(folder)
-        remove(folder)
+        finish(folder)
 
 
 def announce(work: Work, pairs: list[tuple[str, Sequence]], folder: Path) -> list[tuple[str, Sequence]]:

@@ -4,9 +4,6 @@ A folder holds `checkpoint.pt` (`loop.State` with the best epoch so far) and `be
 seldom). A checkpoint names its best file, and older ones go only after it is in place: any moment is a good one to be killed.
 """
 
-import fcntl
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -55,20 +52,6 @@ class Checkpoints:
 
     def _best(self, epoch: int) -> Path:
         return self._folder / f"best-{epoch:05d}.pt"
-
-
-@contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """One process at a time works in `folder`. Raises ValueError when another one does."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "lock").open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ValueError(
-                f"another process is finetuning in {folder}; wait for it or stop it, two would spoil its checkpoints"
-            ) from None
-        yield
 
 
 def _write(path: Path, value: Any) -> None:

@@ -1,6 +1,5 @@
 """Finetunes the pretrained encoder and the untrained one on one labelled dataset, by the same recipe and seed."""
 
-import shutil
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,12 +21,13 @@ from components.finetune.contract import (
 )
 from components.finetune.examples import Batches, Data, read, views
 from components.finetune.loop import Row, Trainer
-from components.finetune.resume import Best, Checkpoints, locked
+from components.finetune.resume import Best, Checkpoints
 from components.mim.encoder import VisionEncoder
 from components.probe.choice import accuracy, gain
 from components.probe.dataset import subjects
 from components.probe.tables import write_confusion
 from components.stage import atomic, fingerprint
+from components.work import alone, finish, forget_finished
 
 VERSION = 1
 """Raised when this stage begins to measure something else."""
@@ -52,14 +52,17 @@ def run(params: FinetuneParams, inputs: FinetuneInputs, outputs: FinetuneOutputs
     mark = fingerprint("finetune", params.model_copy(update={"workers": 0, "scoring_batch_size": 0}), inputs)
     folder, outcomes = outputs.work / mark, dict[str, Outcome]()
     size = finetuning.image_size
-    with locked(folder):
+    with alone(
+        folder, f"finetune {name}: another process does this very work in {folder}; waiting to use what it comes to"
+    ):
+        forget_finished(outputs.work)
         progress.show(f"finetune {name}: {len(found.train.rows)} training images; resume state in {folder}")
         for kind, encoder, *_ in subjects(inputs.encoder, size, size, device):
             outcomes[kind] = _finetune(name, kind, params, encoder, found, folder / kind)
         protocol = _protocol(params, finetuning, found, outputs.protocol)
         metrics = _metrics(outcomes, protocol, len(found.train.rows))
         _write(params, finetuning, outcomes, found, outputs, {"fingerprint": mark, "seed": params.seed})
-        shutil.rmtree(folder)
+        finish(folder)
     return metrics
 
 

@@ -17,7 +17,7 @@ from components.linear_probe.contract import (
 from components.linear_probe.probing import Outcome, Parts, probe
 from components.probe.choice import gain, split
 from components.probe.dataset import open_part, subjects
-from components.probe.extraction import forget_others
+from components.probe.extraction import keeping
 from components.probe.heads import Task
 from components.probe.neighbours import check_k
 from components.probe.tables import write_confusion, write_heads
@@ -41,8 +41,8 @@ def run(params: LinearProbeParams, inputs: LinearProbeInputs, outputs: LinearPro
         progress.show(f"{task.name}: all {len(names)} images of {inputs.train_list.name} found")
     outcomes = {}
     for subject in subjects(inputs.encoder, settings.image_size, settings.image_size, device):
-        forget_others(outputs.work, subject)
-        outcomes[subject.kind] = probe(params, settings, task, parts, subject, outputs.work)
+        with keeping(outputs.work, subject):
+            outcomes[subject.kind] = probe(params, settings, task, parts, subject, outputs.work)
         progress.show(f"{task.name}: {subject.kind} {outcomes[subject.kind].sentence(params.profile)}")
     used = {settings.train_split: len(train.rows), settings.test_split: len(test.rows)}
     measured_on = evaluation.data(test.store.card, used)

@@ -1,6 +1,5 @@
 """Pretraining in Ray Train: checks, the cluster, one `fit`, and the files that go on."""
 
-import fcntl
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -38,6 +37,7 @@ from components.pretrain.loop import State  # noqa: E402
 from components.pretrain.training_params import Scale  # noqa: E402
 from components.pretrain.worker import STATE, train_worker  # noqa: E402
 from components.stage import atomic, fingerprint  # noqa: E402
+from components.work import alone  # noqa: E402
 
 PROJECT = Path(__file__).parents[2]
 
@@ -55,9 +55,9 @@ def run(params: PretrainParams, inputs: PretrainInputs, outputs: PretrainOutputs
         tracking.log_tags(start.report.tags())
     mark = fingerprint("pretrain", params, inputs)
     folder = outputs.work / mark
-    folder.mkdir(parents=True, exist_ok=True)
     progress.show(f"{steps} steps of {params.optimisation.global_batch_size} images; resume state in {folder}")
-    with _lock(folder), _cluster(params.scale), following(folder / "history.jsonl", steps, _log_curves):
+    busy = f"another process trains this very model in {folder}; waiting to use what it comes to"
+    with alone(folder, busy), _cluster(params.scale), following(folder / "history.jsonl", steps, _log_curves):
         _show_masks(params, store, outputs)
         trainer = TorchTrainer(
             train_worker,
@@ -112,19 +112,6 @@ def _fit(trainer: TorchTrainer) -> Result:
             if isinstance(cause, ValueError):
                 raise ValueError(str(cause)) from error
         raise
-
-
-@contextmanager
-def _lock(folder: Path) -> Iterator[None]:
-    """One process at a time works on a fingerprint. Raises ValueError when another one does."""
-    with (folder / "lock").open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ValueError(
-                f"another process is training in {folder}; wait for it or stop it, two would spoil its checkpoints"
-            ) from None
-        yield
 
 
 @contextmanager

@@ -1,10 +1,9 @@
 """Frozen encoders as feature extractors: pooled vectors of images, encoded once and kept in a file.
 
-A file is named by all that decides what it holds: weights, view, images, layers and the code that encodes. It is written under
-another name and renamed when it is complete, by one process at a time, so that what is there can be used.
+The folder of a file is named by all that decides what it holds: weights, view, images, layers and the code that encodes. The file is
+written under another name and renamed when it is complete, by one process at a time, so that what is there can be used.
 """
 
-import fcntl
 import hashlib
 import os
 import warnings
@@ -26,9 +25,11 @@ from components.images.store import Store
 from components.images.transforms import Pixels, View, normalise
 from components.mim.encoder import VisionEncoder
 from components.probe.dataset import Part, Subject
-from components.stage import atomic, code, digest, remove
+from components.stage import atomic, code, digest
+from components.work import alone, remove_unused, together
 
 DECODERS = max(2, len(os.sched_getaffinity(0)))
+KEPT = "features.npy"
 CODE = ("components.mim", "components.images", "components.probe.extraction")
 
 
@@ -85,11 +86,13 @@ def pooled(
     `label` names the work in the progress lines. Raises ValueError naming encoder and image for features that are no numbers.
     """
     sets = columns(subject.encoder, layers)
-    name = f"{subject.kind}-{part.store.split}-{key(subject, part, view, layers)}.npy"
-    path = home(folder, subject) / name
-    with _alone(path, label):
+    path = home(folder, subject) / f"{subject.kind}-{part.store.split}-{key(subject, part, view, layers)}" / KEPT
+    busy = f"{label}: another process encodes the same images; waiting to use its features"
+    with alone(path.parent, busy):
         if path.is_file():
-            progress.show(f"{label}: {len(part.rows)} kept from before in {path.relative_to(folder)}, used again")
+            progress.show(
+                f"{label}: {len(part.rows)} kept from before in {path.parent.relative_to(folder)}, used again"
+            )
         else:
             with atomic(path) as temporary, temporary.open("wb") as file:
                 shape = (len(part.rows), max(columns.stop for columns in sets.values()))
@@ -118,24 +121,17 @@ def home(folder: Path, subject: Subject) -> Path:
     return folder / "features" / subject.mark[:16]
 
 
-def forget_others(folder: Path, subject: Subject) -> None:
-    """Removes what is kept of other encoders: features are large, and can be made again."""
-    mine = home(folder, subject)
-    for path in mine.parent.iterdir() if mine.parent.is_dir() else ():
-        if path != mine:
-            remove(path)
-
-
 @contextmanager
-def _alone(path: Path, label: str) -> Iterator[None]:
-    """One process at a time makes `path`; the others wait for it, and say so."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.with_suffix(".lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            progress.show(f"{label}: another process encodes the same images; waiting to use its features")
-            fcntl.flock(lock, fcntl.LOCK_EX)
+def keeping(folder: Path, subject: Subject) -> Iterator[None]:
+    """Keeps what is made of the subject's encoder file, and removes what is kept of others: it is large, and can be made again.
+
+    What another process keeps at the same time stays.
+    """
+    mine = home(folder, subject)
+    with together(mine):
+        for path in mine.parent.iterdir():
+            if path != mine:
+                remove_unused(path)
         yield
 
 

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import groupby, tee
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -17,6 +17,7 @@ from components.probe.grid import Head, Step, grid, plan
 from components.probe.group import Group
 from components.probe.params import HeadParams
 from components.stage import atomic, digest
+from components.work import alone
 
 ROWS_AT_ONCE = 1024
 SECONDS_BETWEEN_SAVES = 60.0
@@ -92,13 +93,13 @@ def fit(
         for key, part in groupby(heads, key=lambda head: (head.features, head.batch_norm))
     ]
     kept = None if work is None or not source.mark else _Kept(work, params, task, source, seed)
-    first = kept.resume(groups, task) if kept else 0
     per_update = min(params.batch_size, len(labels)) * sum(group.weight.numel() for group in groups)
     small = not source.mark and per_update < SMALL_UPDATE
-    steps, ahead = tee(plan(params, len(labels), task.epochs, seed, first))
-    meter = progress.Meter(f"{task.name}: {len(heads)} heads", (task.epochs - first) * len(labels), "images")
-    epoch, targets = first, labels.to(device)
-    with _threads(1 if small else torch.get_num_threads()):
+    with kept.alone(task) if kept else nullcontext(), _threads(1 if small else torch.get_num_threads()):
+        first = kept.resume(groups, task) if kept else 0
+        steps, ahead = tee(plan(params, len(labels), task.epochs, seed, first))
+        meter = progress.Meter(f"{task.name}: {len(heads)} heads", (task.epochs - first) * len(labels), "images")
+        epoch, targets = first, labels.to(device)
         for step, batch in zip(steps, source.features(ahead), strict=True):
             if kept and step.epoch > epoch:
                 kept.save(groups, step.epoch)
@@ -106,17 +107,23 @@ def fit(
             for group in groups:
                 group.step(batch[group.features], targets[step.rows.to(device)], step.factor)
             meter.advance(len(step.rows))
-    if kept:
-        kept.save(groups, task.epochs, last=True)
+        if kept:
+            kept.save(groups, task.epochs, last=True)
     return Heads(heads, groups)
 
 
 class _Kept:
-    """The state of a training at the end of an epoch, in a file named by all that it depends on."""
+    """The state of a training at the end of an epoch, in a folder named by all that it depends on."""
 
     def __init__(self, work: Path, params: HeadParams, task: Task, source: Source, seed: int) -> None:
         values = [source.mark, params.model_dump(), list(task.classes), task.epochs, seed]
-        self._path, self._saved = work / f"heads-{digest(values)}.pt", time.monotonic()
+        self._folder, self._saved = work / f"heads-{digest(values)}", time.monotonic()
+        self._path = self._folder / "state.pt"
+
+    def alone(self, task: Task) -> AbstractContextManager[None]:
+        """One process at a time trains these heads; another waits and goes on from where it ended."""
+        busy = f"{task.name}: another process trains the same heads; waiting to use them"
+        return alone(self._folder, busy)
 
     def resume(self, groups: Sequence[Group], task: Task) -> int:
         """Brings `groups` to where they were; the epoch to go on with."""
@@ -126,7 +133,7 @@ class _Kept:
         for group, tensors in zip(groups, state["groups"], strict=True):
             for value, saved in zip(group.state(), tensors, strict=True):
                 value.copy_(saved)
-        progress.show(f"{task.name}: goes on after {state['epoch']} of {task.epochs} epochs, from {self._path.name}")
+        progress.show(f"{task.name}: goes on after {state['epoch']} of {task.epochs} epochs, from {self._folder.name}")
         return int(state["epoch"])
 
     def save(self, groups: Sequence[Group], epoch: int, last: bool = False) -> None:

@@ -14,7 +14,7 @@ from torch import nn
 from components.finetune.classifier import Classifier, load, save, set_drop_path
 from components.finetune.examples import Batches
 from components.finetune.loop import Row, Trainer
-from components.finetune.resume import Best, Checkpoints, locked
+from components.finetune.resume import Best, Checkpoints
 from components.images.store import Store
 from components.mim.timm_encoder import timm_config, untrained
 from components.probe.dataset import Part
@@ -171,11 +171,6 @@ def test_the_best_weights_are_kept_and_older_ones_go(tmp_path: Path) -> None:
         checkpoints.save({"history": [{}] * epoch}, best, {"weight": torch.tensor(float(epoch))})
     assert checkpoints.best(Best(2, 30.0))["weight"] == 2.0
     assert sorted(path.name for path in tmp_path.iterdir()) == ["best-00002.pt", "checkpoint.pt"]
-
-
-def test_two_processes_in_one_folder_are_refused(tmp_path: Path) -> None:
-    with locked(tmp_path), pytest.raises(ValueError, match="another process is finetuning in"), locked(tmp_path):
-        pass
 
 
 @pytest.mark.parametrize("broken", ["loss", "logits"])

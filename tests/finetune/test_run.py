@@ -73,7 +73,7 @@ def test_an_encoder_that_never_learned_gains_nothing(inputs: FinetuneInputs, tmp
     assert 100 * sum(pair["actual"] == pair["predicted"] for pair in pairs) / 24 == pytest.approx(metrics.top1)
     protocol = json.loads(files.protocol.read_text())
     assert protocol["protocol"] == metrics.protocol and protocol["data"]["splits"]["test"]["used"] == 24
-    assert list(files.work.iterdir()) == []
+    assert len(list(files.work.glob("*/finished"))) == 1  # kept, as its results may not be stored yet
 
 
 def test_toy_images_are_learned_and_the_file_says_what_the_score_says(

@@ -18,7 +18,7 @@ from components.mim.timm_encoder import timm_config, untrained
 from components.mim.weights import save
 from components.probe import extraction
 from components.probe.dataset import Part, Subject, subjects
-from components.probe.extraction import Features, columns, encode, forget_others, home, key, pooled
+from components.probe.extraction import Features, columns, encode, home, keeping, key, pooled
 
 from .arrays import CPU
 
@@ -133,7 +133,8 @@ def test_an_interrupted_extraction_starts_again(
         with pytest.raises(KeyboardInterrupt):
             extract(one, images, tmp_path / "b")
     leftover = next((tmp_path / "a").rglob("*.npy"))
-    (home(tmp_path / "b", one) / f".{leftover.name}.partial").write_bytes(leftover.read_bytes()[:100])
+    (began,) = (path.parent for path in (tmp_path / "b").rglob("lock"))
+    (began / f".{leftover.name}.partial").write_bytes(leftover.read_bytes()[:100])
     capsys.readouterr()
     np.testing.assert_array_equal(extract(one, images, tmp_path / "b").matrix, whole)
     assert "8/8 images" in capsys.readouterr().out
@@ -156,7 +157,7 @@ def test_who_waits_for_another_process_says_so(
     toy_images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     one, images = subject(ours()), part(toy_images, [1, 2])
-    path = home(tmp_path, one) / f"pretrained-test-{key(one, images, WIDE, 4)}.lock"
+    path = home(tmp_path, one) / f"pretrained-test-{key(one, images, WIDE, 4)}" / "lock"
     path.parent.mkdir(parents=True)
     with path.open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -181,13 +182,14 @@ def test_features_that_are_no_numbers_name_encoder_and_image(toy_images: Path, t
     assert not list(tmp_path.rglob("*.npy"))
 
 
-def test_other_encoders_features_are_removed(toy_images: Path, tmp_path: Path) -> None:
-    old, new = subject(ours(), "a" * 16 + "-pretrained"), subject(ours(), "b" * 16 + "-untrained")
-    for one in (old, new):
-        extract(one, part(toy_images, [1]), tmp_path)
-    forget_others(tmp_path, new)
-    assert [path.name for path in (tmp_path / "features").iterdir()] == ["b" * 16]
-    forget_others(tmp_path / "nowhere", new)
+def test_other_encoders_features_are_removed_unless_they_are_in_use(toy_images: Path, tmp_path: Path) -> None:
+    used, old, new = (subject(ours(), letter * 16 + "-pretrained") for letter in "abc")
+    with keeping(tmp_path, used):
+        kept = extract(used, part(toy_images, [1]), tmp_path)
+        extract(old, part(toy_images, [1]), tmp_path)
+        with keeping(tmp_path, new):
+            assert sorted(path.name for path in (tmp_path / "features").iterdir()) == ["a" * 16, "c" * 16]
+        np.testing.assert_array_equal(extract(used, part(toy_images, [1]), tmp_path).matrix, kept.matrix)
 
 
 def test_the_file_decides_the_mark_and_a_grid_that_does_not_fit_names_it(tmp_path: Path) -> None:

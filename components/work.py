@@ -1,0 +1,98 @@
+"""Folders under `work/`, which the runs of all workspaces share: who uses one holds its lock, and only an unused one is removed."""
+
+import fcntl
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TextIO
+
+from components import progress
+from components.stage import remove
+
+LOCK, FINISHED = "lock", "finished"
+KEPT_S = 86400.0
+"""How long finished work stays, so that nothing is lost when its results cannot be stored, as on a full disk."""
+
+
+@contextmanager
+def alone(folder: Path, waiting: str) -> Iterator[None]:
+    """The only process in `folder`, which is made. While another is in it, shows `waiting` once and waits."""
+    with _entered(folder, fcntl.LOCK_EX, waiting):
+        yield
+
+
+@contextmanager
+def together(folder: Path) -> Iterator[None]:
+    """One of several processes in `folder`, which is made and stays until the last has left."""
+    with _entered(folder, fcntl.LOCK_SH, f"waiting until {folder} is cleared"):
+        yield
+
+
+def finish(folder: Path) -> None:
+    """Says that the work in `folder` is done; it may be removed a day later."""
+    (folder / FINISHED).touch()
+
+
+def forget_finished(parent: Path) -> None:
+    """Removes the folders in `parent` whose work was done more than a day ago, where no process is in them."""
+    for mark in parent.glob(f"*/{FINISHED}"):
+        if time.time() - mark.stat().st_mtime > KEPT_S:
+            remove_unused(mark.parent)
+
+
+def remove_unused(folder: Path) -> bool:
+    """Removes `folder` unless a process is in it; whether it was removed."""
+    aside = folder.with_name(f".{folder.name}.{os.getpid()}")
+    lock = _opened(folder)
+    if lock is None:
+        return False
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        if not _is(lock.fileno(), folder / LOCK):  # removed by another process, and perhaps made anew by a third
+            return False
+        folder.rename(aside)  # in one step: who comes now makes a folder of its own, and nothing of it is removed
+    remove(aside)
+    return True
+
+
+@contextmanager
+def _entered(folder: Path, kind: int, waiting: str) -> Iterator[None]:
+    while True:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with suppress(FileExistsError):
+            folder.mkdir()
+        lock = _opened(folder)
+        if lock is None:
+            continue
+        with lock:
+            try:
+                fcntl.flock(lock, kind | fcntl.LOCK_NB)
+            except BlockingIOError:
+                progress.show(waiting)
+                fcntl.flock(lock, kind)
+            if _is(lock.fileno(), folder / LOCK):
+                yield
+                return
+
+
+def _opened(folder: Path) -> TextIO | None:
+    """The open lock of `folder`; None when another process has removed it."""
+    try:
+        return (folder / LOCK).open(
+            "a+"
+        )  # a network disk wants both rights, one to share a lock and one to hold it alone
+    except FileNotFoundError:
+        return None
+
+
+def _is(descriptor: int, path: Path) -> bool:
+    """Whether the open file still has that name."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except FileNotFoundError:
+        return False
