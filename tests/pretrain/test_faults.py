@@ -1,5 +1,6 @@
 """SIGKILL of everything in the middle of pretraining loses nothing but the steps since the last checkpoint."""
 
+import json
 import os
 import re
 import signal
@@ -11,6 +12,7 @@ from typing import Any
 
 import psutil
 import pytest
+from mlflow import MlflowClient
 
 from components.stage import canonical_yaml
 
@@ -86,3 +88,25 @@ def test_a_second_run_continues_and_ends_where_an_uninterrupted_one_does(
     assert (tmp_path / "whole/encoder.safetensors").read_bytes() == (
         tmp_path / "killed/encoder.safetensors"
     ).read_bytes()
+
+
+@pytest.mark.faults
+def test_two_runs_that_ask_for_the_same_model_train_it_once(
+    tmp_path: Path, tiny: dict[str, Any], toy_images: Path
+) -> None:
+    """Each in its own folder, with `work` a link to one folder, as the workspaces of two pipeline runs have it."""
+    (tmp_path / "shared").mkdir()
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "work").symlink_to(tmp_path / "shared")
+    running = [start(tmp_path / name, tiny, toy_images) for name in ("one", "two")]
+    told = [process.communicate(timeout=300)[0] for process in running]
+    assert [process.returncode for process in running] == [0, 0], "\n".join(told)
+    assert sum("another process trains this very model in" in text for text in told) == 1
+    assert len(next((tmp_path / "shared").glob("*/history.jsonl")).read_text().splitlines()) == 6
+    encoders = [(tmp_path / name / "encoder.safetensors").read_bytes() for name in ("one", "two")]
+    assert encoders[0] == encoders[1]
+    for name in ("one", "two"):  # the one that waited has every point as well
+        row = json.loads((tmp_path / name / "run.json").read_text())["mlflow_run_id"]
+        points = MlflowClient(f"sqlite:///{tmp_path / name / 'mlflow.db'}").get_metric_history(row, "pretrain/loss")
+        assert [point.step for point in points] == [1, 2, 3, 4, 5, 6]
