@@ -16,8 +16,8 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 
 install: $(VENV)/.installed  ## make the virtual environment
 
-run: install  ## the end-to-end flow: make run [PRESET=cifar10] [DATA=FOLDER]
-	@python -m flows.demo $(if $(PRESET),--preset $(PRESET)) $(if $(DATA),--data $(DATA))
+run: install  ## the end-to-end flow: make run [PRESET=cifar10] [DATA=FOLDER] [NAME=] [IN_PLACE=1]
+	@python -m flows.demo $(if $(PRESET),--preset $(PRESET)) $(if $(DATA),--data $(DATA)) $(if $(NAME),--name $(NAME)) $(if $(IN_PLACE),--in-place)
 
 params: install  ## write a preset into params/: make params PRESET=cifar10
 	@python -m flows.presets $(PRESET)

@@ -15,14 +15,15 @@ from components.tracking.database import EXPERIMENT, PARENT, create_run, existin
 from components.tracking.run import Run, numbers_and_tags, tolerant
 
 
-def start_pipeline(root: Path, name: str, trigger: str, tags: Mapping[str, str]) -> str:
+def start_pipeline(checkout: Path, root: Path, name: str, tags: Mapping[str, str], known: str = "") -> str:
     """Creates the parent row of a pipeline run with every parameter; its id, or '' where MLflow refused.
 
-    `trigger` is the door it came through.
+    The database is the `checkout`'s, the params are those of `root`, where the run works. The row `known` is opened again
+    instead: a retry is the same run. Of the `tags`, `trigger` is the door it came through, and every pipeline's row has it.
     """
     run = None
     with tolerant("the pipeline's row"):
-        run = create_run(root, name, "", {"trigger": trigger, **git_tags(root), **tags})
+        run = reopened(checkout, known) if known else create_run(checkout, name, "", tags)
     if run is None:
         return ""
     for path in sorted((root / "params").glob("*.yaml")):  # at once: a person may edit the files while the run goes on
@@ -35,10 +36,27 @@ def record_pipeline() -> None:
     if os.environ.get(PARENT):
         return
     root, name = project_root(), time.strftime("dvc-repro-%Y%m%d-%H%M%S")
-    finish_pipeline(root, start_pipeline(root, name, "dvc", {}), "FINISHED")
+    parent = start_pipeline(root, root, name, {"trigger": "dvc", **git_tags(root)})
+    finish_pipeline(root, root, parent, "FINISHED")
 
 
-def finish_pipeline(root: Path, run_id: str, status: str, finished: Collection[str] | None = None) -> None:
+def reopened(checkout: Path, run_id: str) -> Run:
+    """A row that had ended, running again."""
+    from mlflow import MlflowClient
+
+    MlflowClient(uri(checkout)).update_run(run_id, status="RUNNING")
+    return Run(uri(checkout), run_id)
+
+
+def attach(checkout: Path, run_id: str, path: Path) -> None:
+    """A file as an artefact of a pipeline's row."""
+    if run_id:
+        Run(uri(checkout), run_id).artifact(path)
+
+
+def finish_pipeline(
+    checkout: Path, root: Path, run_id: str, status: str, finished: Collection[str] | None = None
+) -> None:
     """Writes the metrics of the `finished` stages (None: all) to the parent row and closes it.
 
     The values come from the files, so the row is complete when every stage was cached. `finished` holds DVC's names, such as
@@ -46,7 +64,7 @@ def finish_pipeline(root: Path, run_id: str, status: str, finished: Collection[s
     """
     if not run_id:
         return
-    run = Run(uri(root), run_id)
+    run = Run(uri(checkout), run_id)
     try:
         run.metrics(headline_metrics(root, finished))
         run.tags(headline_tags(root, finished))
@@ -80,14 +98,14 @@ class Row(NamedTuple):
         return name, self.protocols.get(name, "")
 
 
-def beside_previous(root: Path, run_id: str) -> list[Row]:
+def beside_previous(checkout: Path, run_id: str) -> list[Row]:
     """The row of a pipeline run and, if there is one, that of the run that finished before it; [] where MLflow refused."""
     from mlflow import MlflowClient
 
     rows = list[Any]()
     with tolerant("a question for the previous run"):
         if run_id:
-            client = MlflowClient(uri(root))
+            client = MlflowClient(uri(checkout))
             rows = [client.get_run(run_id)]
             info = rows[0].info
             before = f"attributes.status = 'FINISHED' AND attributes.start_time < {info.start_time} AND tags.trigger LIKE '%'"

@@ -14,14 +14,13 @@ from flows import form, graph, preflight
 
 
 @task(name="check", task_run_name="check", cache_policy=NO_CACHE, persist_result=False)
-def check(root: Path, name: str, targets: Sequence[str], parallel: int, sections: Mapping[str, Any]) -> State[Any]:
+def check(root: Path, targets: Sequence[str], parallel: int, sections: Mapping[str, Any]) -> State[Any]:
     """Completed with the stages to run, in their order, once params/ holds the values of `sections`; else Failed.
 
     `sections` are those of the form; a stage that has none keeps the values of its file. A failure's message tells every
     fault of every section at once, and leaves the files as they were.
     """
     try:
-        preflight.check_name(name)
         preflight.check_parallel(parallel)
         params = chosen(root, sections)
         preflight.check_raw(root, params.get("prepare", {"datasets": {}}))

@@ -1,4 +1,4 @@
-"""A finished run as a DVC experiment, which `dvc exp show` lists and `dvc exp apply` brings back."""
+"""A finished run as a DVC experiment of the checkout, which `dvc exp show` lists and `dvc exp apply` brings back."""
 
 import shutil
 import subprocess
@@ -6,22 +6,35 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from flows.git import GitError, git, head, why_not
 from flows.stage import stage_environment
 
 
-def save(root: Path, name: str, stages: Sequence[str]) -> str:
-    """Saves what the `stages` made as experiment `name`, replacing an older one; '' on success, else why not.
+def save(root: Path, checkout: Path, name: str, stages: Sequence[str]) -> tuple[str, str]:
+    """Saves what the `stages` made in `root` as experiment `name` of `checkout`, in the place of an older one.
 
-    A run's results stand in the workspace and in DVC's cache in any case, so this is told rather than raised.
+    The experiment's git ref, and '' or why there is none. A run's results stand in its tree and in DVC's cache in any case, so
+    this is told rather than raised.
     """
     if not stages:
-        return "no stage finished"
-    if not shutil.which("git"):
-        return "git is not installed"
-    head = ["git", "rev-parse", "--verify", "--quiet", "HEAD"]
-    if subprocess.run(head, cwd=root, capture_output=True, check=False).returncode:
-        return "no git repository with a commit is here; `git init && git add . && git commit -m start` makes one"
+        return "", "no stage finished"
+    if not shutil.which("git") or not head(root):
+        return "", why_not(root)
     # Only finished stages are named: DVC refuses to save when an output is missing.
     command = [sys.executable, "-m", "dvc", "--wait-for-lock", "exp", "save", "--force", "--name", name, *stages]
     saved = subprocess.run(command, cwd=root, env=stage_environment({}), capture_output=True, text=True, check=False)
-    return saved.stderr.strip() or f"dvc exp save ended with status {saved.returncode}" if saved.returncode else ""
+    if saved.returncode:
+        return "", saved.stderr.strip() or f"dvc exp save ended with status {saved.returncode}"
+    try:
+        ref = reference(root, name)
+        if ref and root != checkout:
+            git(root, "push", "--quiet", "--force", str(git(checkout, "rev-parse", "--show-toplevel")), f"{ref}:{ref}")
+    except GitError as error:
+        return "", str(error)
+    return ref, "" if ref else f"DVC saved no experiment {name!r}"
+
+
+def reference(folder: Path, name: str) -> str:
+    """The full git ref of experiment `name` in the repository of `folder`, the newest where several have it; '' without one."""
+    listed = git(folder, "for-each-ref", "--sort=-committerdate", "--format=%(refname)", "refs/exps")
+    return next((ref for ref in listed.splitlines() if ref.endswith(f"/{name}")), "")

@@ -34,6 +34,8 @@ def parameters(function: Callable[P, R]) -> Callable[P, R]:
         "stages": ([], stages),
         "force": (False, bool),
         "parallel": (2, Annotated[int, Field(ge=1, le=64)]),
+        "uncommitted": ("carry", Literal["carry", "refuse"]),
+        "in_place": (False, bool),
     }
     head = [inspect.Parameter(name, keyword, default=value, annotation=kind) for name, (value, kind) in run.items()]
     sections = [inspect.Parameter(word, keyword, default=None, annotation=section(word)) for word in STAGES]

@@ -25,6 +25,8 @@ class Node:
     """From `meta: {retries: …}` of the stage in dvc.yaml; 0 where it says nothing. DVC's cache ignores `meta`."""
     timeout_s: float
     """From `meta: {timeout_s: …}`, seconds; 0 means no limit."""
+    gpus: int
+    """GPUs it takes while it runs: `meta: {gpu: …}` where `meta: {device: …}` is `gpu` or not said; else 0."""
 
     @property
     def word(self) -> str:
@@ -62,13 +64,7 @@ def read(root: Path, targets: Sequence[str] = ()) -> list[Node]:
 def _node(stage: Any, upstreams: list[Any], made: set[str]) -> Node:
     paths = [dep.fs_path for dep in stage.deps if type(dep).__name__ != "ParamsDependency"]
     sources = [Path(path) for path in paths if not any(_overlap(Path(path), Path(out)) for out in made)]
-    hints = {"retries": 0, "timeout_s": 0, **(stage.meta or {})}
-    for hint, value in hints.items():
-        if hint not in ("retries", "timeout_s") or not isinstance(value, int | float) or value < 0:
-            raise ValueError(
-                f"dvc.yaml: stage {stage.name!r} has `meta: {{{hint}: {value!r}}}`; the hints are `retries` and "
-                "`timeout_s` (seconds), each a number of at least 0"
-            )
+    hints = _hints(stage)
     return Node(
         name=stage.name,
         upstreams=tuple(up.name for up in upstreams),
@@ -76,7 +72,23 @@ def _node(stage: Any, upstreams: list[Any], made: set[str]) -> Node:
         outs=tuple(Path(out.fs_path) for out in stage.outs),
         retries=int(hints["retries"]),
         timeout_s=float(hints["timeout_s"]),
+        gpus=int(hints["gpu"]) if hints["device"] == "gpu" else 0,
     )
+
+
+def _hints(stage: Any) -> dict[str, Any]:
+    """What `meta` says of how to run the stage. DVC fills in `${…}` from params, and its cache ignores all of it."""
+    hints = {"retries": 0, "timeout_s": 0, "gpu": 0, "device": "gpu", **(stage.meta or {})}
+    device = hints.pop("device")
+    for hint, value in hints.items():
+        if hint not in ("retries", "timeout_s", "gpu") or not isinstance(value, int | float) or value < 0:
+            raise ValueError(
+                f"dvc.yaml: stage {stage.name!r} has `meta: {{{hint}: {value!r}}}`; the hints are `retries`, `timeout_s` (seconds) and "
+                "`gpu`, each a number of at least 0, and `device`, which is cpu or gpu"
+            )
+    if device not in ("cpu", "gpu"):
+        raise ValueError(f"dvc.yaml: stage {stage.name!r} has `meta: {{device: {device!r}}}`; it must be cpu or gpu")
+    return hints | {"device": device}
 
 
 def _overlap(one: Path, other: Path) -> bool:

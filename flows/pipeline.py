@@ -1,24 +1,59 @@
-"""The end-to-end flow: one Prefect task per stage of dvc.yaml, in the order dvc.yaml states."""
+"""The end-to-end flow: one Prefect task per stage of dvc.yaml, in the order dvc.yaml states, in a workspace of the run's own."""
 
 import concurrent.futures
+import json
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from prefect import flow, get_run_logger
 from prefect.client.schemas import State
+from prefect.client.schemas.objects import TaskRun
 from prefect.futures import PrefectConcurrentFuture
 from prefect.runtime import flow_run
 from prefect.states import Completed, Failed
 
-from flows import artifacts, experiment, form, graph, preflight, summary
+from flows import artifacts, experiment, form, graph, preflight, summary, supervisor, workspace
 from flows.check import check
 from flows.command import Lifeline
+from flows.records import Record
 from flows.stage import Run, run_stage, terminal
+from flows.workspace import Uncommitted, Workspace
 
 
 class StageFailedError(RuntimeError):
     """At least one stage failed; the run has been recorded and reported."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a run shall do."""
+
+    owner: str
+    """Who may continue it under its name, as in `records.Record`."""
+    stages: Sequence[str] = ()
+    force: bool = False
+    parallel: int = 2
+    sections: Mapping[str, Any] = field(default_factory=dict)
+    """Params by stage word, as the form or the files have them; a stage without any keeps the values of its file."""
+    uncommitted: Uncommitted = "carry"
+    in_place: bool = False
+    tags: Mapping[str, str] = field(default_factory=dict)
+    """For the run's row in MLflow, beside its origin."""
+
+    def wants(self, node: graph.Node) -> bool:
+        """Whether the stage itself was asked for, not just needed by one that was."""
+        return not self.stages or bool({node.name, node.word} & set(self.stages))
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A run that has finished: what a person reads of it, and its record."""
+
+    text: str
+    record: Record
 
 
 def legal_name() -> str:
@@ -29,65 +64,101 @@ def legal_name() -> str:
 # Parameters are validated by the task `check`, which tells every fault in the words of the contracts.
 @flow(name="end-to-end", flow_run_name=legal_name, persist_result=False, validate_parameters=False)
 @form.parameters
-def pipeline(stages: Sequence[str] = (), force: bool = False, parallel: int = 2, **sections: Any) -> State[str]:
+def pipeline(
+    stages: Sequence[str] = (),
+    force: bool = False,
+    parallel: int = 2,
+    uncommitted: Uncommitted = "carry",
+    in_place: bool = False,
+    **sections: Any,
+) -> State[str]:
     """Prepares data, pretrains an encoder and judges it; ends in a report.
 
-    Works in the current folder. Raises ValueError for bad input before any stage starts, and StageFailedError when a stage failed,
-    after the others have finished.
+    Works in a clone of the current folder, workspaces/<run>/tree. Raises ValueError for bad input before any stage starts, and
+    StageFailedError when a stage failed, after the others have finished.
 
     Args:
         stages: Stages to run; what they need runs before them where it isn't done yet. None means all.
         force: Runs the chosen stages, or all, even where DVC has their results already. What they need is not forced.
         parallel: Most stages that run at a time.
+        uncommitted: carry takes uncommitted changes of the checkout along and records them; refuse stops where there are any.
+        in_place: Works in the checkout itself, one run at a time, and writes the values into its params.
     """
+    owner = f"prefect:{flow_run.get_id()}"
+    request = Request(owner, stages, force, parallel, sections, uncommitted, in_place)
     try:
-        return Completed(data=run_in(Path.cwd(), str(flow_run.get_name()), stages, force, parallel, sections))
+        return Completed(data=run_in(Path.cwd(), str(flow_run.get_name()), request).text)
     except (ValueError, StageFailedError) as error:  # said in full already; Prefect would print a traceback of ours
         return Failed(message=str(error), data=error)
 
 
-def run_in(
-    root: Path, name: str, targets: Sequence[str], force: bool, parallel: int, sections: Mapping[str, Any]
-) -> str:
-    """One run in the folder `root`, whichever folder that is."""
-    with preflight.alone(root, name):
-        checked: State[Any] = check(root, name, targets, parallel, sections, return_state=True)
-        nodes: Any = checked.result()  # or raises what was wrong
-        forced = {node.name for node in nodes if force and (not targets or {node.name, node.word} & set(targets))}
-        return _run(root, name, nodes, forced, parallel)
+def run_in(checkout: Path, name: str, request: Request) -> Outcome:
+    """One run of the project in the folder `checkout`, inside any flow. Raises as `pipeline` does."""
+    preflight.check_name(name)
+    preflight.check_project(checkout)
+    preflight.check_uncommitted(request.uncommitted)
+    space = workspace.open_workspace(checkout, name, request.owner, request.uncommitted, request.in_place)
+    try:
+        with preflight.alone(checkout, name) if space.record.in_place else nullcontext():
+            checked: State[Any] = check(
+                space.root, request.stages, request.parallel, request.sections, return_state=True
+            )
+            nodes: Any = checked.result()  # or raises what was wrong
+            return _run(space, request, nodes)
+    except ValueError:  # nothing has run
+        space.discard()
+        raise
 
 
-def _run(root: Path, name: str, nodes: list[graph.Node], forced: set[str], parallel: int) -> str:
-    from components import parent_runs, tracking  # imports mlflow: only once the input is known to be good
+def _run(space: Workspace, request: Request, nodes: list[graph.Node]) -> Outcome:
+    from components import parent_runs  # imports mlflow: only once the input is known to be good
+    from components.tracking import uri
 
-    origin = {"prefect.flow_run": str(flow_run.get_name()), "prefect.flow_run_id": str(flow_run.get_id())}
-    origin |= {"prefect.url": url} if (url := flow_run.get_flow_run_ui_url()) else {}
-    parent = parent_runs.start_pipeline(root, name, "prefect", origin)
-    environment = {"PIPELINE_PARENT_RUN_ID": parent, "MLFLOW_TRACKING_URI": tracking.uri(root)}
-    say(f"Run {name}: {len(nodes)} stages, at most {parallel} at a time; every line is kept in logs/{name}/")
+    checkout, root, name = space.checkout, space.root, space.record.name
+    origin = _origin(space.record)
+    parent = parent_runs.start_pipeline(checkout, root, name, origin | dict(request.tags), space.record.parent)
+    space.know(parent=parent)
+    if space.patch:
+        parent_runs.attach(checkout, parent, space.patch)
+    environment = {"PIPELINE_PARENT_RUN_ID": parent, "MLFLOW_TRACKING_URI": uri(checkout)}
+    environment["PIPELINE_TAGS"] = json.dumps(origin)
+    forced = {node.name for node in nodes if request.force and request.wants(node)}
+    say(f"Run {name}: {len(nodes)} stages, at most {request.parallel} at a time; every line is kept in logs/{name}/")
     status, finished = "KILLED", []
     try:
         with Lifeline() as lifeline:
-            rows = run_stages(nodes, Run(root, name, forced, environment, lifeline), parallel)
+            run = Run(root, name, checkout / "logs" / name, forced, environment, lifeline)
+            rows = run_stages(nodes, run, request.parallel)
         finished = [row["stage"] for row in rows if row["state"] in summary.DONE]
         status = "FINISHED" if len(finished) == len(nodes) else "FAILED"
     except Exception:
         status = "FAILED"
         raise
     finally:
-        parent_runs.finish_pipeline(root, parent, status, finished)
+        parent_runs.finish_pipeline(checkout, root, parent, status, finished)
+        record = space.end(status)
 
-    unsaved = experiment.save(root, name, finished)
-    compared = parent_runs.beside_previous(root, parent)
+    ref, unsaved = experiment.save(root, checkout, name, finished)
+    record = space.know(experiment=ref)
+    compared = parent_runs.beside_previous(checkout, parent)
     report = summary.report(root, nodes, rows, compared)
-    text = "\n".join(
-        [summary.brief(report), summary.whereabouts(root, name, nodes, tracking.uri(root), compared, unsaved)]
-    )
+    places = summary.whereabouts(space, nodes, uri(checkout), compared, unsaved)
+    text = "\n".join([summary.brief(report), places])
     say(text)
     artifacts.publish(name, report, rows, compared)
+    workspace.prune(checkout)
     if status == "FAILED":
         raise StageFailedError(summary.failure(rows))
-    return text
+    return Outcome(text, record)
+
+
+def _origin(record: Record) -> dict[str, str]:
+    """MLflow's tags of where a run came from, which its stages' rows have as well."""
+    tags = {"trigger": "prefect", "pipeline.run": record.name, "pipeline.owner": record.owner}
+    tags |= {"prefect.flow_run": str(flow_run.get_name()), "prefect.flow_run_id": str(flow_run.get_id())}
+    if record.commit:
+        tags |= {"git.sha": record.commit, "git.dirty": str(record.dirty).lower()}
+    return tags | ({"prefect.url": url} if (url := flow_run.get_flow_run_ui_url()) else {})
 
 
 def say(text: str) -> None:
@@ -107,7 +178,9 @@ def run_stages(nodes: Sequence[graph.Node], run: Run, parallel: int) -> list[dic
     while waiting or running:
         ended = {name for name, future in futures.items() if future.wrapped_future not in running}
         for node in [node for node in waiting if ended.issuperset(node.upstreams)][: parallel - len(running)]:
-            task = run_stage.with_options(name=node.word, task_run_name=node.name, retries=node.retries)
+            task = run_stage.with_options(
+                name=node.word, task_run_name=node.name, retries=node.retries, retry_condition_fn=worth_a_retry
+            )
             upstreams = [futures[name] for name in node.upstreams]
             future = task.submit(node.name, node.timeout_s, run, wait_for=upstreams, return_state=False)
             assert isinstance(future, PrefectConcurrentFuture)
@@ -118,3 +191,9 @@ def run_stages(nodes: Sequence[graph.Node], run: Run, parallel: int) -> list[dic
     for future in futures.values():
         future.wait()  # at once; it fetches the final state with its data
     return [summary.row(node.name, futures[node.name].state) for node in nodes]
+
+
+def worth_a_retry(task: Any, task_run: TaskRun, state: State[Any]) -> bool:
+    """Not what a stage has refused with `error: …`, which it would again; but one that hung may go on from its checkpoint."""
+    message = state.message or ""
+    return not message.startswith("error: ") or message.startswith(f"error: {supervisor.TOO_LONG}")

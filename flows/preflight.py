@@ -35,8 +35,6 @@ def settle(
 @contextmanager
 def alone(root: Path, name: str) -> Iterator[None]:
     """One run at a time works in a folder: runs write its params and results. Raises ValueError naming the other one."""
-    if not (root / ".dvc").is_dir():
-        raise ValueError(f"{root} has no folder .dvc; start in the project's folder, or make it one with `dvc init`")
     (root / ".dvc" / "tmp").mkdir(exist_ok=True)
     with (root / ".dvc" / "tmp" / "pipeline.lock").open("a+", encoding="utf-8") as file:
         try:
@@ -45,7 +43,8 @@ def alone(root: Path, name: str) -> Iterator[None]:
             file.seek(0)
             raise ValueError(
                 f"run {file.read().strip() or 'of another process'} works in {root}; two would write each other's params: wait until "
-                "it has ended, cancel it in Prefect's UI, or run in another clone"
+                "it has ended, cancel it in Prefect's UI, or let runs have folders of their own, which needs a git repository with a "
+                "commit and no `in_place`"
             ) from None
         file.truncate(0)
         file.write(f"{name} (process {os.getpid()})")
@@ -86,6 +85,30 @@ def check_raw(root: Path, prepare: Mapping[str, Any], links: Collection[Path] = 
             + "\nPut or link it there, as in `ln -s FOLDER data/raw/NAME`, or give the folder that holds it: "
             "make run PRESET=… DATA=FOLDER. Nothing was changed"
         )
+
+
+def check_project(root: Path) -> None:
+    """ValueError for a folder in which DVC cannot work, and for files that a merge has left in conflict."""
+    if not (root / ".dvc").is_dir():
+        raise ValueError(f"{root} has no folder .dvc; start in the project's folder, or make it one with `dvc init`")
+    told = []
+    for path in [root / "dvc.yaml", root / "dvc.lock", *sorted((root / "params").rglob("*.yaml"))]:
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else []
+        marked = [number for number, line in enumerate(lines, 1) if line.startswith(("<<<<<<< ", ">>>>>>> "))]
+        if marked:
+            told.append(f"{path.relative_to(root)} holds merge markers, in line {marked[0]} first")
+    if told:
+        raise ValueError(
+            "\n".join(told)
+            + "\nChoose what shall stand there and run `git add` on it. For dvc.lock take either side: `dvc repro` "
+            "brings it up to date, and what was computed comes from the run cache"
+        )
+
+
+def check_uncommitted(choice: str) -> None:
+    """ValueError for another word than the form's two."""
+    if choice not in ("carry", "refuse"):
+        raise ValueError(f"uncommitted is {choice!r}; it must be carry or refuse")
 
 
 def check_parallel(parallel: int) -> None:

@@ -38,6 +38,8 @@ class Run:
 
     root: Path
     name: str
+    logs: Path
+    """Absolute folder of the stages' lines, `logs/<run>` in the checkout."""
     forced: Set[str]
     """Stages that run even if DVC would skip them."""
     environment: Mapping[str, str]
@@ -49,10 +51,10 @@ class Run:
 def run_stage(stage: str, timeout_s: float, run: Run) -> State[dict[str, Any]]:
     """Completed under the name `Ran`, or `Cached` where DVC skipped it; or Failed with the stage's and DVC's last words.
 
-    Each holds {stage, state: ran | cached | failed, seconds, log: path in `run.root`}. It runs no upstream: the caller
+    Each holds {stage, state: ran | cached | failed, seconds, log: `logs/<run>/<stage>.log`}. It runs no upstream: the caller
     submits a stage after its upstreams.
     """
-    log = Path("logs", run.name, f"{stage}.log")
+    log = run.logs / f"{stage}.log"
     lines = _Lines(stage)
     repro = [
         sys.executable,
@@ -66,10 +68,15 @@ def run_stage(stage: str, timeout_s: float, run: Run) -> State[dict[str, Any]]:
     ]
     started = time.monotonic()
     environment = stage_environment(run.environment)
-    ended = command.run(repro, run.lifeline, run.root, environment, run.root / log, lines, timeout_s)
+    ended = command.run(repro, run.lifeline, run.root, environment, log, lines, timeout_s)
     lines.progress.end()
     state = "failed" if ended.status else "ran" if lines.ran else "cached"
-    result = {"stage": stage, "state": state, "seconds": round(time.monotonic() - started, 1), "log": str(log)}
+    result = {
+        "stage": stage,
+        "state": state,
+        "seconds": round(time.monotonic() - started, 1),
+        "log": str(Path("logs", run.name, log.name)),
+    }
     if ended.status:
         return Failed(message=failure_message(ended.tail), data=result)
     return Completed(name=state.title(), data=result)

@@ -10,6 +10,7 @@ from components.parent_runs import Row
 from components.report.markdown import SMALL_PRINT, grid
 from flows import compare, links
 from flows.graph import Node
+from flows.workspace import Workspace
 
 COLUMNS = ("stage", "state", "seconds", "log")
 DONE = ("ran", "cached")
@@ -78,25 +79,29 @@ def failure(rows: Sequence[dict[str, Any]]) -> str:
     return "\n".join(parts + ([f"not run: {', '.join(skipped)}"] if skipped else []))
 
 
-def whereabouts(root: Path, name: str, nodes: Sequence[Node], uri: str, compared: Sequence[Row], unsaved: str) -> str:
+def whereabouts(space: Workspace, nodes: Sequence[Node], uri: str, compared: Sequence[Row], unsaved: str) -> str:
     """Where the results are and what to do next; `unsaved` says why there is no DVC experiment."""
+    root, name = space.root, space.record.name
     folders = dict.fromkeys(out.relative_to(root).parts[0] for node in nodes for out in node.outs)
     pages = _links(compared) or [f"mlflow ui --backend-store-uri {uri}"]
-    saved = f"{name} (`dvc exp show` lists it, `dvc exp apply {name}` brings it back)"
-    return "\n".join(
-        [
-            "## Where things are",
-            "",
-            f"- results: {', '.join(folders)} in {root}",
-            f"- MLflow run {name}: {pages[0]}",
-            f"- DVC experiment: {f'not saved: {unsaved}' if unsaved else saved}",
-            f"- every line the stages printed: logs/{name}/",
-            "",
-            "## Next",
-            "",
-            "- Change a value in params/ and run again: only the stages it touches run. `dvc params diff` and",
-            "  `dvc metrics diff` show what changed.",
-            "- `dvc repro` runs the same stages without Prefect; `dvc dag` draws them.",
-            "- `make run PRESET=cifar10 DATA=FOLDER` runs on CIFAR-10 and DAVIS in FOLDER.",
-        ]
-    )
+    saved = f"{name} (`dvc exp show` lists it, `dvc exp apply {name}` brings it into the checkout)"
+    lines = [
+        "## Where things are",
+        "",
+        f"- results: {', '.join(folders)} in {root}",
+        f"- MLflow run {name}: {pages[0]}",
+        f"- DVC experiment: {f'not saved: {unsaved}' if unsaved else saved}",
+        f"- every line the stages printed: {space.checkout / 'logs' / name}/",
+    ]
+    if space.patch:
+        lines.append(f"- what was not committed when it started: {space.patch}, and with the run in MLflow")
+    lines += [
+        "",
+        "## Next",
+        "",
+        "- Change a value in params/ and run again: only the stages it touches run. `dvc exp diff` and",
+        "  `dvc params diff` show what changed.",
+        "- `dvc repro` runs the same stages in the checkout, without Prefect; `dvc dag` draws them.",
+        "- `make run PRESET=cifar10 DATA=FOLDER` runs on CIFAR-10 and DAVIS in FOLDER.",
+    ]
+    return "\n".join(lines)

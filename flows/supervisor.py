@@ -20,6 +20,7 @@ from typing import IO
 import psutil
 
 TIMED_OUT, CANCELLED = 124, 130  # exit statuses, as `timeout` and shells use them
+TOO_LONG = "stopped: it ran longer than its limit of"
 TERM_S = 3.0
 POLL_S = 0.1
 
@@ -43,7 +44,7 @@ def _supervise(command: list[str], log: Path, timeout_s: float, grace_s: float) 
             if select.select([0], [], [], POLL_S)[0] or stopping.is_set():
                 status, reason = CANCELLED, "stopped: the run that started it was cancelled or has ended"
             elif timeout_s and time.monotonic() - started > timeout_s:
-                status, reason = TIMED_OUT, f"stopped: it ran longer than its limit of {timeout_s:g} s"
+                status, reason = TIMED_OUT, f"{TOO_LONG} {timeout_s:g} s"
         if status:
             _interrupt(child, grace_s)
         _end_descendants(child)

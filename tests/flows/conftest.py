@@ -54,8 +54,8 @@ stages:
 """
 SCRIPTS = {
     "prepare": 'mkdir -p data/prepared/$1 && echo "$1" > data/prepared/$1/card.json',
-    "davis": "echo davis at work; echo '{\"jf_mean\": 50.0}' > metrics/davis.json",
-    "clevr": "echo '{\"count_top1\": 25.0}' > metrics/clevr.json",
+    "davis": "mkdir -p metrics; echo davis at work; echo '{\"jf_mean\": 50.0}' > metrics/davis.json",
+    "clevr": "mkdir -p metrics; echo '{\"count_top1\": 25.0}' > metrics/clevr.json",
     "report": "echo '# The report' > report.md",
 }
 
@@ -104,7 +104,7 @@ def _toy(root: Path) -> Toy:
         (root / folder).mkdir(parents=True)
     (root / "data/raw/toys/one").write_text("1\n")
     (root / "dvc.yaml").write_text(DVC_YAML)
-    (root / ".gitignore").write_text("/logs/\n/data/\n/metrics/*.json\n/report.md\n/mlflow.db*\n/mlartifacts/\n")
+    (root / ".gitignore").write_text("/logs/\n/work/\n/workspaces/\n/data/\n/metrics/*.json\n/report.md\n/mlflow.db*\n/mlartifacts/\n")
     toy = Toy(root)
     for word, text in SCRIPTS.items():
         toy.script(word, text)
