@@ -73,7 +73,7 @@ def test_three_clients_at_once_log_runs_and_files_through_mlflow(
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
     from components import parent_runs
 
-    parent = parent_runs.start_pipeline(tmp_path, "in containers", "prefect", {})
+    parent = parent_runs.start_pipeline(tmp_path, tmp_path, "in containers", {"trigger": "prefect"})
     assert parent, "MLflow refused the parent row"
     experiment = servers.sql("mlflow", f"SELECT experiment_id FROM runs WHERE run_uuid = '{parent}'")
     clients = [

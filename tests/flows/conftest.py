@@ -91,12 +91,19 @@ class Toy:
         """What stage `word` does from now on."""
         (self.root / "scripts" / f"{word}.sh").write_text(text + "\n")
 
-    def dvc(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run([sys.executable, "-m", "dvc", *arguments], cwd=self.root, capture_output=True, text=True)
+    def dvc(self, *arguments: str, run: str = "") -> subprocess.CompletedProcess[str]:
+        """DVC in the checkout, or in the tree of a run."""
+        folder = self.tree(run) if run else self.root
+        return subprocess.run([sys.executable, "-m", "dvc", *arguments], cwd=folder, capture_output=True, text=True)
 
-    def locked(self) -> set[str]:
-        """The stages that dvc.lock records."""
-        return set(read_yaml(self.root / "dvc.lock")["stages"]) if (self.root / "dvc.lock").exists() else set()
+    def tree(self, run: str) -> Path:
+        """Where the run of that name works."""
+        return self.root / "workspaces" / run / "tree"
+
+    def locked(self, run: str = "") -> set[str]:
+        """The stages that the dvc.lock of a run's tree records; without a run, the checkout's."""
+        lock = (self.tree(run) if run else self.root) / "dvc.lock"
+        return set(read_yaml(lock)["stages"]) if lock.exists() else set()
 
 
 def _toy(root: Path) -> Toy:
@@ -104,7 +111,9 @@ def _toy(root: Path) -> Toy:
         (root / folder).mkdir(parents=True)
     (root / "data/raw/toys/one").write_text("1\n")
     (root / "dvc.yaml").write_text(DVC_YAML)
-    (root / ".gitignore").write_text("/logs/\n/work/\n/workspaces/\n/data/\n/metrics/*.json\n/report.md\n/mlflow.db*\n/mlartifacts/\n")
+    (root / ".gitignore").write_text(
+        "/logs/\n/work/\n/workspaces/\n/data/\n/metrics/*.json\n/report.md\n/mlflow.db*\n/mlartifacts/\n"
+    )
     toy = Toy(root)
     for word, text in SCRIPTS.items():
         toy.script(word, text)

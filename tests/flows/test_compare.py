@@ -82,7 +82,8 @@ def recorded(tmp_path: Path, database: Path, monkeypatch: pytest.MonkeyPatch) ->
     (tmp_path / "params/davis.yaml").write_text("seed: 0\n")
     for name, mark in (("old", "bb"), ("new", "cc")):
         (tmp_path / "metrics/davis.json").write_text(f'{{"jf_mean": 50.0, "protocol": "{mark}"}}')
-        parent_runs.finish_pipeline(tmp_path, parent_runs.start_pipeline(tmp_path, name, "dvc", {}), "FINISHED")
+        parent = parent_runs.start_pipeline(tmp_path, tmp_path, name, {"trigger": "dvc"})
+        parent_runs.finish_pipeline(tmp_path, tmp_path, parent, "FINISHED")
     return tmp_path
 
 

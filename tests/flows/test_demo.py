@@ -65,19 +65,27 @@ def test_a_failed_then_a_mended_run_with_a_preset(tracked, prefect: str) -> None
     (tracked.root / "params/presets/wide.yaml").write_text(canonical_yaml({"davis": {"radius": 3}}))
     work = (tracked.root / "scripts/davis.sh").read_text()
     tracked.script("davis", "echo 'error: no luck' >&2; exit 2")
-    failed = start(tracked, prefect, "--preset", "wide")
+    before = {path: path.read_text() for path in (tracked.root / "params").glob("*.yaml")}
+    failed = start(tracked, prefect, "--preset", "wide", "--name", "wide")
     out, err = failed.communicate(timeout=300)
     assert (failed.returncode, err) == (1, "")
-    assert "params/davis.yaml now holds the values of wide\n" in out
-    assert read_yaml(tracked.root / "params/davis.yaml")["radius"] == 3
+    assert read_yaml(tracked.tree("wide") / "params/davis.yaml")["radius"] == 3
+    assert {path: path.read_text() for path in before} == before
     assert "## davis failed\n\n```\nerror: no luck\n" in out
     assert "| report               | not run |" in out
     assert not any(noise in out for noise in ("\r", "| INFO", "Traceback", "dvc push"))
 
     tracked.script("davis", work)
-    mended = start(tracked, prefect)
+    taken = start(tracked, prefect, "--name", "wide")
+    _, err = taken.communicate(timeout=300)
+    assert taken.returncode == 2 and err.startswith("error: run name 'wide' is taken by the run of "), err
+
+    mended = start(tracked, prefect, "--preset", "wide", "--in-place")
     out, err = mended.communicate(timeout=300)
     assert (mended.returncode, err) == (0, "")
+    assert "params/davis.yaml now holds the values of wide\n" in out
+    assert read_yaml(tracked.root / "params/davis.yaml")["radius"] == 3
+    assert tracked.dvc("status").stdout.strip() == "Data and pipelines are up to date."
     assert "\n[davis] davis at work\n" in out
     assert "\n# The report\n" in out
     assert "| clevr                | cached | " in out
@@ -110,7 +118,7 @@ def test_a_folder_in_which_a_run_works_is_told(tracked, prefect: str) -> None:
     (tracked.root / "params/presets/wide.yaml").write_text(canonical_yaml({"davis": {"radius": 3}}))
     before = {path: path.read_text() for path in (tracked.root / "params").glob("*.yaml")}
     with alone(tracked.root, "the-first"):
-        process = start(tracked, prefect, "--preset", "wide")
+        process = start(tracked, prefect, "--preset", "wide", "--in-place")
         out, err = process.communicate(timeout=300)
     assert process.returncode == 2, err
     assert err.startswith(f"error: run the-first (process {os.getpid()}) works in {tracked.root}; ")

@@ -58,11 +58,11 @@ def test_two_runs_in_parallel_then_cached(tracked, prefect) -> None:
             me, MEET.format(me=me, other=other) + text(tracked, me)
         )  # each ends only if the other runs meanwhile
     report = run(tracked, "first")
-    assert tracked.locked() == ALL
-    assert tracked.dvc("status").stdout.strip() == "Data and pipelines are up to date."
+    assert tracked.locked("first") == ALL
+    assert tracked.dvc("status", run="first").stdout.strip() == "Data and pipelines are up to date."
     assert report.startswith("# The report\n")
     assert f"mlflow ui --backend-store-uri sqlite:///{tracked.root}/mlflow.db" in report
-    assert "`dvc exp apply first` brings it back" in report
+    assert "`dvc exp apply first` brings it into the checkout" in report
     assert task_states("first") == dict.fromkeys(ALL, "Ran") | CHECKED
 
     again = run(tracked, "second")
@@ -82,7 +82,7 @@ def test_two_runs_in_parallel_then_cached(tracked, prefect) -> None:
 
 
 def test_force_is_for_the_chosen_stages_and_the_row_has_the_values_of_the_start(tracked, prefect) -> None:
-    edit = "sed -i 's/^radius: .*/radius: 99/' params/davis.yaml"  # as a person does who prepares the next run
+    edit = "sed -i 's/^radius: .*/radius: 99/' ../../../params/davis.yaml"  # as a person does who prepares the next run
     tracked.script("clevr", text(tracked, "clevr") + edit)
     radius = str(read_yaml(tracked.root / "params/davis.yaml")["radius"])
     run(tracked, "first", ("clevr",))
@@ -107,7 +107,7 @@ def test_a_failed_stage_leaves_its_sibling_and_stops_what_follows(tracked, prefe
     lines = str(failure.value).splitlines()
     assert lines[0] == "davis failed: error: short_side is 7; it must be a multiple of 8"
     assert lines[-1] == "not run: report"
-    assert tracked.locked() == ALL - {"davis", "report"}
+    assert tracked.locked("broken") == ALL - {"davis", "report"}
     assert task_states("broken") == {
         "check": "Completed",
         "prepare@shapes": "Ran",
@@ -144,6 +144,7 @@ def test_bad_input_stops_before_any_stage(toy, prefect) -> None:
         run(toy, "none", parallel=0)
     assert not (toy.root / "logs").exists()
     assert not (toy.root / "mlflow.db").exists()
+    assert not list((toy.root / "workspaces").glob("*/"))
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
@@ -175,7 +176,7 @@ def test_the_end_of_the_flow_ends_its_stages(
     if number != signal.SIGKILL:
         assert parents(tracked)[0].info.status == "KILLED"
 
-    tracked.script("prepare", work)
-    again = tracked.dvc("repro", "--single-item", "prepare@shapes")  # without waiting: no lock is left
+    (tracked.tree("doomed") / "scripts/prepare.sh").write_text(work + "\n")
+    again = tracked.dvc("repro", "--single-item", "prepare@shapes", run="doomed")  # without waiting: no lock is left
     assert again.returncode == 0, again.stderr
-    assert tracked.locked() == {"prepare@shapes"}
+    assert tracked.locked("doomed") == {"prepare@shapes"}

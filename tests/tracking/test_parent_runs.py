@@ -17,7 +17,7 @@ def test_a_fresh_database_bears_four_processes_at_once(project: Path, runs: Runs
     """MLflow's own first use crashes here: each process migrates the file."""
     code = (
         "import sys; from pathlib import Path; from components import parent_runs; "
-        "parent_runs.start_pipeline(Path(sys.argv[1]), 'x', 'dvc', {})"
+        "parent_runs.start_pipeline(Path(sys.argv[1]), Path(sys.argv[1]), 'x', {'trigger': 'dvc'})"
     )
     crowd = [
         subprocess.Popen([sys.executable, "-c", code, str(project)], stderr=subprocess.PIPE, text=True)
@@ -33,8 +33,8 @@ def ended(root: Path, name: str, protocol: str) -> str:
     """A pipeline run whose one evaluation left a score with a protocol."""
     (root / "params/davis.yaml").write_text("seed: 0\n")
     (root / "metrics/davis.json").write_text(f'{{"jf_mean": 50.0, "protocol": "{protocol}"}}')
-    run_id = parent_runs.start_pipeline(root, name, "dvc", {})
-    parent_runs.finish_pipeline(root, run_id, "FINISHED")
+    run_id = parent_runs.start_pipeline(root, root, name, {"trigger": "dvc"})
+    parent_runs.finish_pipeline(root, root, run_id, "FINISHED")
     return run_id
 
 

@@ -32,7 +32,7 @@ def stage_run(root: Path) -> Any:
 def test_the_status_is_how_the_stage_ended_and_a_parent_is_kept(
     project: Path, runs: Runs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    parent = parent_runs.start_pipeline(project, "run", "prefect", {"prefect.flow_run": "x"})
+    parent = parent_runs.start_pipeline(project, project, "run", {"trigger": "prefect", "prefect.flow_run": "x"})
     monkeypatch.setenv(tracking.PARENT, parent)
     for ending in (None, RuntimeError, KeyboardInterrupt):
         try:
@@ -50,7 +50,7 @@ def test_the_status_is_how_the_stage_ended_and_a_parent_is_kept(
 
 
 def test_values_that_are_no_numbers_are_left_out(project: Path, runs: Runs) -> None:
-    run = tracking.Run(tracking.uri(project), parent_runs.start_pipeline(project, "run", "dvc", {}))
+    run = tracking.Run(tracking.uri(project), parent_runs.start_pipeline(project, project, "run", {"trigger": "dvc"}))
     run.metrics({"good": 1.5, "bad": float("nan"), "worse": float("inf")})
     assert runs(project)[0].data.metrics == {"good": 1.5}
 
