@@ -39,11 +39,11 @@ def test_an_unknown_target_lists_the_legal_ones(toy) -> None:
         graph.read(toy.root, ["davis", "linearprobe"])
 
 
-@pytest.mark.parametrize("hint", ["{retry: 1}", "{retries: often}", "{timeout_s: -1}"])
+@pytest.mark.parametrize("hint", ["{retry: 1}", "{retries: often}", "{timeout_s: -1}", "{gpu: many}"])
 def test_a_bad_hint_names_the_stage_and_the_rule(toy, hint: str) -> None:
     text = (toy.root / "dvc.yaml").read_text()
     (toy.root / "dvc.yaml").write_text(text.replace("{timeout_s: 60}", hint))
-    with pytest.raises(ValueError, match=r"'report'.*`retries` and `timeout_s`"):
+    with pytest.raises(ValueError, match=r"'report'.*`retries`, `timeout_s`"):
         graph.read(toy.root)
 
 
