@@ -2,8 +2,6 @@
 
 import argparse
 import contextlib
-import logging
-import os
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -12,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from components.prepare.contract import LAYOUTS
-from flows import links, preflight, presets, server, services
+from flows import preflight, presets, terminal
 
 FOLDERS = {"davis": ["DAVIS"], "clevr": ["CLEVR_v1.0", "CLEVR"]}  # as the archives of these datasets unpack
 
@@ -94,46 +92,14 @@ def make_link(root: Path, link: Path, folder: Path) -> None:
 
 
 def _run(root: Path, name: str, asked: Mapping[str, Any]) -> int:
-    # A person's own Prefect profile and database stay out of it, unless the environment names a server.
-    os.environ.setdefault("PREFECT_HOME", str(root / ".prefect"))
-    os.environ.setdefault("PREFECT_LOGGING_LEVEL", "WARNING")
-    os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")
-    if (up := services.running(root)).get("prefect"):  # two servers would write to one database
-        os.environ.setdefault("PREFECT_API_URL", f"http://127.0.0.1:{up['prefect'].port}/api")
-        os.environ.setdefault("PREFECT_UI_URL", f"http://127.0.0.1:{up['prefect'].port}")
-    if "mlflow" in up and not links.mlflow_ui():
-        os.environ["MLFLOW_UI_URL"] = f"http://127.0.0.1:{up['mlflow'].port}"
-    if "PREFECT_API_URL" in os.environ:
-        print(f"Prefect server: {os.environ['PREFECT_API_URL']}", flush=True)
-        return _pipeline(root, name, asked)
-    print("Starting a Prefect server for this run, which takes some seconds", flush=True)
-    with server.temporary(root) as address:
-        print(f"Watch the run at {address}", flush=True)
-        os.environ["PREFECT_API_URL"] = f"{address}/api"
-        return _pipeline(root, name, asked)
+    with terminal.attended(root):
+        from flows.pipeline import StageFailedError, pipeline  # imports prefect, which reads its settings then
 
-
-def _pipeline(root: Path, name: str, asked: Mapping[str, Any]) -> int:
-    from flows.pipeline import StageFailedError, pipeline  # imports prefect, which reads the settings above
-
-    terminal = logging.getLogger("flows")
-    terminal.addHandler(logging.StreamHandler(sys.stdout))
-    terminal.setLevel(logging.INFO)
-    terminal.propagate = False
-    runs = [logging.getLogger(f"prefect.{kind}_runs") for kind in ("flow", "task")]
-    for logger in runs:
-        logger.propagate = False  # the terminal has these lines already
-    logging.getLogger("EventsWorker").setLevel(
-        logging.ERROR
-    )  # warns whenever the end of a run takes Prefect some seconds
-    try:
-        with contextlib.chdir(root):
-            pipeline.with_options(flow_run_name=name)(**asked)
-    except StageFailedError:
-        return 1
-    finally:
-        for handler in (handler for logger in runs for handler in logger.handlers):
-            handler.flush()  # while there is a server to send the lines to
+        with terminal.shown(), contextlib.chdir(root):
+            try:
+                pipeline.with_options(flow_run_name=name)(**asked)
+            except StageFailedError:
+                return 1
     return 0
 
 
