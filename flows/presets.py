@@ -24,6 +24,15 @@ def compose(root: Path, names: Sequence[str]) -> dict[str, dict[str, Any]]:
 
     Raises ValueError for an unknown preset, a section that names no stage and values that the contracts refuse.
     """
+    params = overlaid(root, names)
+    origin = f" with {','.join(names)}" if names else ""
+    for word, values in params.items():
+        validate(contract(word).params, values, f"params/{word}.yaml{origin}")
+    return params
+
+
+def overlaid(root: Path, names: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """The same, its values not yet validated. Raises ValueError for an unknown preset and a section that names no stage."""
     params = {word: read_yaml(root / "params" / f"{word}.yaml") for word in graph.words(root)}
     for name in names:
         for word, changes in _preset(root, name).items():
@@ -38,9 +47,6 @@ def compose(root: Path, names: Sequence[str]) -> dict[str, dict[str, Any]]:
             params[word] = _merged(params[word], others) | members
             for key, more in added.items():
                 params[word][key] = {**params[word][key], **more}
-    origin = f" with {','.join(names)}" if names else ""
-    for word, values in params.items():
-        validate(contract(word).params, values, f"params/{word}.yaml{origin}")
     return params
 
 

@@ -1,0 +1,189 @@
+"""What an ablation is: a sweep over any parameters, and the members it stands for, without looking at their values yet."""
+
+import inspect
+import itertools
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+from pathlib import Path
+from typing import Annotated, Any, ParamSpec, TypeVar
+
+from pydantic import Field
+
+from components.stage import Params, digest, read_yaml, validate
+from flows import preflight
+
+PRESETS = "presets"  # the axis that is no parameter
+LONGEST = 40  # characters of one value in a name
+
+P = ParamSpec("P")
+R = TypeVar("R")
+Axes = dict[str, Any]
+
+
+class Sweep(Params):
+    """Axes over a base, seeds, and what to run and show of each member."""
+
+    base: list[str] = Field(
+        description="Presets, names of params/presets/*.yaml, over the params files: what all members share."
+    )
+    grid: dict[str, list[Any]] = Field(
+        default={},
+        description="Axes, of which every combination is taken: a parameter's path with its values, as in "
+        '{"pretrain.stop.noise_std": [0.0, 0.25]}, or `presets` with names of overlays, several joined by +, none as "".',
+    )
+    members: dict[str, Axes] = Field(
+        default={},
+        description="Combinations one by one, beside those of the grid: by a name of your choice, one value for each axis.",
+    )
+    seeds: list[Annotated[int, Field(ge=0)]] = Field(
+        min_length=1, description="Each combination is run once with each."
+    )
+    seeded: list[str] = Field(description="Paths of the parameters that take the seed, such as pretrain.seed.")
+    stages: list[str] = Field(description="Stages to run in each member, with what they need. None means all.")
+    metrics: list[str] = Field(
+        min_length=1, description="What the figure and the table show, by MLflow's names: linear_probe/digits/top1."
+    )
+    members_at_a_time: int = Field(ge=1, le=64, description="How many members run side by side.")
+    parallel: int = Field(ge=1, le=64, description="Most stages that run at a time in one member.")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One combination of the axes; its members differ by their seed alone."""
+
+    label: str
+    """Its name in those of its members."""
+    presets: tuple[str, ...]
+    values: Mapping[str, Any]
+    """By path."""
+    shown: Mapping[str, Any]
+    """By the axis' short name, for a table: numbers as they are, else text."""
+
+
+def parameters(function: Callable[P, R]) -> Callable[P, R]:
+    """Gives a flow's function the fields of a definition as parameters, behind its own first one and before its others."""
+    keyword, given = inspect.Parameter.KEYWORD_ONLY, list(inspect.signature(function).parameters.values())
+    own = [parameter.replace(kind=keyword) for parameter in given if parameter.kind != inspect.Parameter.VAR_KEYWORD]
+    fields = [
+        inspect.Parameter(
+            name,
+            keyword,
+            default=inspect.Parameter.empty if field.is_required() else field.default,
+            annotation=Annotated[field.annotation, field],
+        )
+        for name, field in Sweep.model_fields.items()
+    ]
+    function.__signature__ = inspect.Signature([own[0], *fields, *own[1:]])  # type: ignore[attr-defined]
+    about = "".join(f"\n        {name}: {field.description}" for name, field in Sweep.model_fields.items())
+    function.__doc__ = f"{function.__doc__}{about}\n    "
+    return function
+
+
+def folder(root: Path) -> Path:
+    """Where the definitions are."""
+    return root / "params" / "ablations"
+
+
+def names(root: Path) -> list[str]:
+    """The ablations that have a definition."""
+    return sorted(path.stem for path in folder(root).glob("*.yaml"))
+
+
+def values(root: Path, name: str) -> dict[str, Any]:
+    """The definition of `name` as its file holds it. Raises ValueError for an unknown name."""
+    if name not in names(root):
+        raise ValueError(f"ablation is {name!r}; those in params/ablations are: {', '.join(names(root)) or 'none'}")
+    return read_yaml(folder(root) / f"{name}.yaml")
+
+
+def description(root: Path, name: str) -> str:
+    """What the comment at the top of the definition says."""
+    lines = (folder(root) / f"{name}.yaml").read_text(encoding="utf-8").splitlines()
+    return " ".join(line.removeprefix("#").strip() for line in takewhile(lambda line: line.startswith("#"), lines))
+
+
+def parse(name: str, given: Mapping[str, Any]) -> Sweep:
+    """The definition, its own rules checked. Raises one ValueError with all faults."""
+    preflight.check_name(name)
+    sweep = validate(Sweep, given, f"ablation {name!r}")
+    assert isinstance(sweep, Sweep)
+    faults = [
+        f"grid: axis {axis!r} has no value; give it one or more, or leave it out"
+        for axis in sweep.grid
+        if not sweep.grid[axis]
+    ]
+    entries: dict[str, list[Any]] = {"seeds": sweep.seeds, "seeded": sweep.seeded, "metrics": sweep.metrics}
+    for kind, listed in entries.items():
+        twice = [entry for entry in dict.fromkeys(listed) if listed.count(entry) > 1]
+        faults += [f"{kind} has {entry!r} twice; keep one of them" for entry in twice]
+    axes = list(dict.fromkeys([*sweep.grid, *(axis for member in sweep.members.values() for axis in member)]))
+    faults += [
+        f"{axis!r} is an axis and in `seeded`; its value cannot be both" for axis in axes if axis in sweep.seeded
+    ]
+    if faults:
+        raise ValueError("\n".join(f"ablation {name!r}: {fault}" for fault in faults))
+    return sweep
+
+
+def cells(sweep: Sweep) -> list[Cell]:
+    """The combinations of the grid, the last axis fastest, then those given one by one; the base alone where there are none."""
+    combinations: list[tuple[str, Axes]] = []
+    if sweep.grid or not sweep.members:
+        combinations = [
+            ("", dict(zip(sweep.grid, chosen, strict=True))) for chosen in itertools.product(*sweep.grid.values())
+        ]
+    combinations += sweep.members.items()
+    short = _short([axis for _, combination in combinations for axis in combination])
+    return [_cell(name, combination, short) for name, combination in combinations]
+
+
+def _cell(name: str, combination: Axes, short: Mapping[str, str]) -> Cell:
+    presets = _presets(combination.get(PRESETS, ()))
+    values = {axis: value for axis, value in combination.items() if axis != PRESETS}
+    parts = [f"{short[axis]}-{legal(value)}" for axis, value in values.items()] + [legal(preset) for preset in presets]
+    shown = {short[axis]: _shown(value) for axis, value in values.items()}
+    if PRESETS in combination:
+        shown[PRESETS] = "+".join(presets) or "none"
+    return Cell(legal(name) if name else "-".join(parts) or "base", presets, values, shown)
+
+
+def _presets(value: Any) -> tuple[str, ...]:
+    """`a+b`, [a, b] or '' as the names of overlays."""
+    parts = value.split("+") if isinstance(value, str) else value if isinstance(value, list | tuple) else [value]
+    return tuple(str(part).strip() for part in parts if str(part).strip())
+
+
+def _shown(value: Any) -> Any:
+    return value if isinstance(value, int | float) and not isinstance(value, bool) else _text(value)
+
+
+def _text(value: Any) -> str:
+    """One text for one value: a form sends 0 where a file has 0.0."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list):
+        return ", ".join(map(_text, value))
+    return f"{value:.12g}" if isinstance(value, int | float) else str(value)
+
+
+def legal(value: Any) -> str:
+    """A value as part of a run's name; where letters had to give way, four hexadecimal digits of it keep it apart from others."""
+    text = re.sub("^-(?=[0-9.])", "minus", _text(value))  # a name has no two dashes in a row
+    name = re.sub("[^A-Za-z0-9._-]", "", preflight.legal_name(text))[:LONGEST].strip("._-")
+    return name if name and name == text else "-".join([*([name] if name else []), digest(_text(value))[:4]])
+
+
+def _short(axes: Sequence[str]) -> dict[str, str]:
+    """The last words of each path, as few as keep it apart from the others: `noise_std`, or `optimisation.epochs`."""
+    paths = {axis: axis.split(".") for axis in dict.fromkeys(axes) if axis != PRESETS}
+    shortened = {}
+    for axis, parts in paths.items():
+        others = [other for name, other in paths.items() if name != axis]
+        taken = next(
+            (count for count in range(1, len(parts)) if all(other[-count:] != parts[-count:] for other in others)),
+            len(parts),
+        )
+        shortened[axis] = ".".join(parts[-taken:])
+    return shortened
