@@ -3,7 +3,7 @@ VENV := .venv
 SHELL := /bin/bash
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
-.PHONY: help install run up down status params repro test test-faults test-browser screenshots lint types imports check accept mlflow clean
+.PHONY: help install run ablation up down status params repro test test-faults test-browser screenshots lint types imports check accept mlflow clean
 
 help:  ## what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -18,6 +18,9 @@ install: $(VENV)/.installed  ## make the virtual environment
 
 run: install  ## the end-to-end flow: make run [PRESET=cifar10] [DATA=FOLDER] [NAME=] [IN_PLACE=1]
 	@python -m flows.demo $(if $(PRESET),--preset $(PRESET)) $(if $(DATA),--data $(DATA)) $(if $(NAME),--name $(NAME)) $(if $(IN_PLACE),--in-place)
+
+ablation: install  ## a sweep of params/ablations: make ablation NAME=miniature [DRY=1] [OTHER_CODE=take|renew]
+	@python -m flows.ablate $(NAME) $(if $(DRY),--dry) $(if $(OTHER_CODE),--other-code $(OTHER_CODE))
 
 params: install  ## write a preset into params/: make params PRESET=cifar10
 	@python -m flows.presets $(PRESET)

@@ -29,6 +29,11 @@ class Lifeline:
         """The reading end."""
         return self._reader.fileno()
 
+    @property
+    def released(self) -> bool:
+        """Whether its commands have been told to end."""
+        return self._writer.closed
+
     def __enter__(self) -> Self:
         """Commands can be run on it from here on, in any thread."""
         return self
@@ -36,6 +41,9 @@ class Lifeline:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.release()
+
+    def release(self) -> None:
         """Lets go of all commands that still run; their supervisors end them."""
         self._writer.close()
 

@@ -42,6 +42,8 @@ class Request:
     in_place: bool = False
     tags: Mapping[str, str] = field(default_factory=dict)
     """For the run's row in MLflow, beside its origin."""
+    lifeline: Lifeline | None = None
+    """Of a flow above that runs several at a time in threads, and alone hears of its cancelling; it must outlive the run."""
 
     def wants(self, node: graph.Node) -> bool:
         """Whether the stage itself was asked for, not just needed by one that was."""
@@ -126,11 +128,11 @@ def _run(space: Workspace, request: Request, nodes: list[graph.Node]) -> Outcome
     say(f"Run {name}: {len(nodes)} stages, at most {request.parallel} at a time; every line is kept in logs/{name}/")
     status, finished = "KILLED", []
     try:
-        with Lifeline() as lifeline:
+        with nullcontext(request.lifeline) if request.lifeline else Lifeline() as lifeline:
             run = Run(root, name, checkout / "logs" / name, forced, environment, lifeline)
             rows = run_stages(nodes, run, request.parallel)
         finished = [row["stage"] for row in rows if row["state"] in summary.DONE]
-        status = "FINISHED" if len(finished) == len(nodes) else "FAILED"
+        status = "FINISHED" if len(finished) == len(nodes) else "KILLED" if lifeline.released else "FAILED"
     except Exception:
         status = "FAILED"
         raise
@@ -147,7 +149,7 @@ def _run(space: Workspace, request: Request, nodes: list[graph.Node]) -> Outcome
     say(text)
     artifacts.publish(name, report, rows, compared)
     workspace.prune(checkout)
-    if status == "FAILED":
+    if status != "FINISHED":
         raise StageFailedError(summary.failure(rows))
     return Outcome(text, record)
 
