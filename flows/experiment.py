@@ -21,7 +21,8 @@ def save(root: Path, checkout: Path, name: str, stages: Sequence[str]) -> tuple[
     if not shutil.which("git") or not head(root):
         return "", why_not(root)
     # Only finished stages are named: DVC refuses to save when an output is missing.
-    command = [sys.executable, "-m", "dvc", "--wait-for-lock", "exp", "save", "--force", "--name", name, *stages]
+    command = [sys.executable, "-m", "dvc", "--wait-for-lock", "exp", "save", "--force", "--name", name]
+    command += [option for path in _new(root) for option in ("--include-untracked", path)] + ["--", *stages]
     saved = subprocess.run(command, cwd=root, env=stage_environment({}), capture_output=True, text=True, check=False)
     if saved.returncode:
         return "", saved.stderr.strip() or f"dvc exp save ended with status {saved.returncode}"
@@ -32,6 +33,13 @@ def save(root: Path, checkout: Path, name: str, stages: Sequence[str]) -> tuple[
     except GitError as error:
         return "", str(error)
     return ref, "" if ref else f"DVC saved no experiment {name!r}"
+
+
+def _new(root: Path) -> list[str]:
+    """Files that came along uncommitted and new: DVC would leave them out, staged or not."""
+    staged = git(root, "diff", "--relative", "--name-only", "--no-renames", "--diff-filter=A", "-z", "--cached", "HEAD")
+    others = git(root, "ls-files", "--others", "--exclude-standard", "-z")
+    return sorted({name for name in f"{staged}\0{others}".split("\0") if name} - {"dvc.lock"})
 
 
 def reference(folder: Path, name: str) -> str:

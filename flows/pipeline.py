@@ -15,7 +15,7 @@ from prefect.futures import PrefectConcurrentFuture
 from prefect.runtime import flow_run
 from prefect.states import Completed, Failed
 
-from flows import artifacts, experiment, form, graph, preflight, summary, supervisor, workspace
+from flows import artifacts, experiment, form, graph, hashes, preflight, summary, supervisor, workspace
 from flows.check import check
 from flows.command import Lifeline
 from flows.records import Record
@@ -140,6 +140,7 @@ def _run(space: Workspace, request: Request, nodes: list[graph.Node]) -> Outcome
         parent_runs.finish_pipeline(checkout, root, parent, status, finished)
         record = space.end(status)
 
+    hashes.share(root, checkout)
     ref, unsaved = experiment.save(root, checkout, name, finished)
     record = space.know(experiment=ref)
     compared = parent_runs.beside_previous(checkout, parent)

@@ -14,7 +14,7 @@ from dvc.config import Config
 from dvc.repo import Repo
 
 from components.stage import atomic, remove
-from flows import records, uncommitted
+from flows import hashes, records, uncommitted
 from flows.git import GitError, git, head
 from flows.records import Record
 
@@ -76,6 +76,7 @@ def open_workspace(checkout: Path, name: str, owner: str, changes: Uncommitted, 
                 with atomic(tree) as temporary:
                     _clone(checkout, record, here / "uncommitted.patch", temporary)
                     _connect(checkout, _inside(checkout, temporary))
+                hashes.share(checkout, _inside(checkout, tree))
             root = _inside(checkout, tree)
             record = replace(record, root=str(root))
         return Workspace(checkout, root, records.write(checkout, record), again)

@@ -81,12 +81,13 @@ def test_the_button(served: Any, tracked, until: Callable[..., None]) -> None:
         "davis", "echo 'davis: 3/4 frames, 12 frames/s, 1 s left'\n" + (tracked.root / "scripts/davis.sh").read_text()
     )
 
-    # A value changed in the form goes into params/, into DVC and into MLflow's row, under one name.
+    # A value changed in the form goes into the run's params, into DVC and into MLflow's row, under one name.
     davis = served.parameters["davis"] | {"radius": 5}
     first = trigger(served, "Wide masks (2)", until, davis=davis)
     assert (first.state_name, first.name) == ("Completed", "Wide-masks-2")
-    assert read_yaml(tracked.root / "params/davis.yaml")["radius"] == 5
-    assert tracked.locked() == {"prepare@shapes", "prepare@shapes_video", "davis", "clevr", "report"}
+    assert read_yaml(tracked.tree("Wide-masks-2") / "params/davis.yaml")["radius"] == 5
+    assert read_yaml(tracked.root / "params/davis.yaml")["radius"] == 12
+    assert tracked.locked("Wide-masks-2") == {"prepare@shapes", "prepare@shapes_video", "davis", "clevr", "report"}
     assert "Wide-masks-2" in tracked.dvc("exp", "list", "--name-only").stdout.split()
     client = MlflowClient(f"sqlite:///{tracked.root / 'mlflow.db'}")
     experiment = client.get_experiment_by_name("stop").experiment_id
@@ -95,7 +96,7 @@ def test_the_button(served: Any, tracked, until: Callable[..., None]) -> None:
     assert row.data.tags["prefect.url"].endswith(str(first.id))
     assert {name: state for name, (state, _) in tasks(first).items()} == {
         "check": "Completed",
-        **dict.fromkeys(tracked.locked(), "Ran"),
+        **dict.fromkeys(tracked.locked("Wide-masks-2"), "Ran"),
     }
     left = artifacts(first)
     assert left.keys() == {"report", "stages", "progress-davis", "mlflow-run"}
@@ -104,7 +105,7 @@ def test_the_button(served: Any, tracked, until: Callable[..., None]) -> None:
     assert "# The report" in left["report"]
 
     # Only the chosen stage; what differs from the run before stands beside it, with a link to MLflow's comparison.
-    tracked.script("clevr", "echo '{\"count_top1\": 40.0}' > metrics/clevr.json")
+    tracked.script("clevr", "mkdir -p metrics; echo '{\"count_top1\": 40.0}' > metrics/clevr.json")
     second = trigger(served, "second", until, davis=davis, stages=["clevr"])
     assert {name: state for name, (state, _) in tasks(second).items()} == {
         "check": "Completed",

@@ -1,0 +1,285 @@
+"""A run's own tree: what it takes from the checkout, what it leaves alone, and what happens to it afterwards."""
+
+import os
+import subprocess
+import sys
+import threading
+from contextlib import chdir
+from pathlib import Path
+from typing import Any
+
+import pytest
+from dvc.repo import Repo
+
+from components.stage import canonical_yaml, read_yaml
+from flows import experiment, hashes, records, workspace
+from flows.pipeline import Request, StageFailedError, pipeline, run_in
+
+from .test_pipeline import ALL, CHECKED, parents, task_states, text
+
+
+def git(folder: Path, *arguments: str) -> str:
+    return subprocess.run(["git", "-C", str(folder), *arguments], capture_output=True, text=True, check=True).stdout
+
+
+def opened(toy, name: str = "one", owner: str = "me", **options: Any) -> workspace.Workspace:
+    return workspace.open_workspace(
+        toy.root, name, owner, options.get("changes", "carry"), options.get("in_place", False)
+    )
+
+
+def edit(toy) -> None:
+    """What a person may have left uncommitted: an edit, a new file, a deleted one, one that is staged, bytes, a name in Greek."""
+    davis = toy.root / "params/davis.yaml"
+    davis.write_text(canonical_yaml(read_yaml(davis) | {"radius": 7}))
+    (toy.root / "scripts/new.bin").write_bytes(bytes(range(256)) * 9)
+    (toy.root / "πρόσθετο αρχείο.txt").write_text("α\n")
+    (toy.root / "gone.txt").unlink()
+    (toy.root / "staged.txt").write_text("staged\n")
+    git(toy.root, "add", "staged.txt")
+
+
+@pytest.fixture
+def edited(toy) -> Any:
+    (toy.root / "gone.txt").write_text("here\n")
+    git(toy.root, "add", ".")
+    git(toy.root, "commit", "-qm", "more")
+    edit(toy)
+    return toy
+
+
+def files(root: Path) -> dict[str, bytes]:
+    """What git sees of a folder: tracked and untracked files that are there."""
+    names = git(root, "ls-files", "-z", "--cached", "--others", "--exclude-standard").split("\0")
+    return {name: (root / name).read_bytes() for name in names if name and (root / name).is_file()}
+
+
+def test_it_has_what_the_checkout_has_and_the_checkout_stays_as_it_is(edited) -> None:
+    before, status = files(edited.root), git(edited.root, "status", "--porcelain")
+    index = (edited.root / ".git/index").read_bytes()
+    space = opened(edited)
+    assert files(space.root) == before == files(edited.root)
+    assert git(edited.root, "status", "--porcelain") == status
+    assert (edited.root / ".git/index").read_bytes() == index
+    assert (space.record.dirty, space.record.commit) == (True, git(edited.root, "rev-parse", "HEAD").strip())
+    assert space.patch and b"radius: 7" in space.patch.read_bytes()
+    assert (space.root / "work").resolve() == edited.root / "work"
+    assert (space.root / "data/raw/toys").resolve() == edited.root / "data/raw/toys"
+    with Repo(str(edited.root)) as ours, Repo(str(space.root)) as theirs:
+        assert ours.cache.local.path == theirs.cache.local.path
+
+
+def test_the_experiment_brings_code_and_params_back(edited) -> None:
+    space = opened(edited)
+    done = edited.dvc("repro", run="one")
+    assert done.returncode == 0, done.stderr
+    ref, why = experiment.save(space.root, edited.root, "one", sorted(ALL))
+    assert (ref.rpartition("/")[2], why) == ("one", "")
+    # A second save of the same run replaces the first.
+    assert experiment.save(space.root, edited.root, "one", sorted(ALL)) == (ref, "")
+    assert git(edited.root, "for-each-ref", "--format=%(refname)", "refs/exps/").split().count(ref) == 1
+    git(edited.root, "stash", "--include-untracked", "--quiet")
+    assert edited.dvc("exp", "apply", "one").returncode == 0
+    assert read_yaml(edited.root / "params/davis.yaml")["radius"] == 7
+    assert (edited.root / "scripts/new.bin").read_bytes() == bytes(range(256)) * 9
+    assert edited.dvc("status").stdout.strip() == "Data and pipelines are up to date."
+
+
+def test_changes_can_be_refused_and_the_name_stays_free(edited) -> None:
+    with pytest.raises(
+        ValueError, match=r"uncommitted is 'refuse', and 5 files of .* differ from commit .*commit or stash them"
+    ):
+        opened(edited, changes="refuse")
+    assert records.every(edited.root) == []
+    git(edited.root, "stash", "--include-untracked", "--quiet")
+    assert not opened(edited, changes="refuse").record.dirty
+
+
+def test_a_new_file_of_gigabytes_is_refused(toy) -> None:
+    with (toy.root / "features.npy").open("wb") as file:
+        file.truncate(200 * 2**20)
+    with pytest.raises(ValueError, match=r"'features.npy' has 200 MiB.*\n.*\.gitignore, or to DVC"):
+        opened(toy)
+    assert records.every(toy.root) == []
+
+
+@pytest.mark.parametrize("configured", ["diff.noprefix", "diff.mnemonicPrefix", "core.quotePath"])
+def test_a_persons_git_settings_do_not_spoil_the_patch(edited, configured: str) -> None:
+    git(edited.root, "config", configured, "true")
+    git(edited.root, "config", "color.ui", "always")
+    assert files(opened(edited).root) == files(edited.root)
+
+
+def test_a_detached_head_a_folder_of_a_larger_repository_and_nobody_named(toy, monkeypatch, tmp_path: Path) -> None:
+    for who in ("AUTHOR", "COMMITTER"):
+        monkeypatch.delenv(f"GIT_{who}_NAME"), monkeypatch.delenv(f"GIT_{who}_EMAIL")
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", os.devnull)
+    git(toy.root, "checkout", "--quiet", "--detach")
+    space = opened(toy)
+    assert toy.dvc("repro", "prepare", run="one").returncode == 0
+    ref, why = experiment.save(space.root, toy.root, "one", ["prepare@shapes"])
+    assert (ref.rpartition("/")[2], why) == ("one", "")
+
+    larger = tmp_path / "larger"
+    subprocess.run(["git", "init", "-q", str(larger)], check=True)
+    toy.root.rename(larger / "project")
+    (larger / "project/.git").rename(tmp_path / "git")
+    (larger / "beside.txt").write_text("beside\n")
+    commit = ["-c", "user.name=t", "-c", "user.email=t@localhost", "commit", "-qm", "all"]
+    inside = larger / "project"
+    (inside / "workspaces/one").rename(tmp_path / "old")
+    with (inside / ".dvc/config").open("w") as file:
+        file.write("[core]\n    analytics = false\n")
+    git(larger, "add", ".")
+    git(larger, *commit)
+    space = workspace.open_workspace(inside, "two", "me", "carry", False)
+    assert space.root == inside / "workspaces/two/tree/project"
+    assert (space.root.parent / "beside.txt").is_file() and (space.root / "data/raw/toys").is_symlink()
+
+
+def test_credentials_and_relative_remotes_go_along(toy) -> None:
+    assert toy.dvc("remote", "add", "--default", "store", "../store").returncode == 0
+    assert toy.dvc("remote", "add", "far", "ssh://user@far/store").returncode == 0
+    assert toy.dvc("remote", "modify", "--local", "far", "password", "secret").returncode == 0
+    git(toy.root, "commit", "-qam", "a store")
+    space = opened(toy)
+    with Repo(str(space.root)) as theirs:
+        remotes, chosen = theirs.config["remote"], theirs.config["core"]["remote"]
+    assert remotes["store"]["url"] == str(toy.root.parent / "store")
+    assert (remotes["far"]["password"], chosen) == ("secret", "store")
+
+
+def test_raw_data_is_hashed_once_for_all_runs(toy) -> None:
+    opened(toy)
+    assert toy.dvc("repro", "prepare@shapes", run="one").returncode == 0
+    assert hashes.share(toy.tree("one"), toy.root) == 1
+    opened(toy, "two")
+    assert hashes.share(toy.tree("two"), toy.tree("one")) == 1  # it was told when the tree was made
+    (toy.root / "data/raw/toys/one").write_text("2\n")
+    assert toy.dvc("repro", "prepare@shapes", run="two").returncode == 0
+    locks = [read_yaml(toy.tree(run) / "dvc.lock")["stages"]["prepare@shapes"]["deps"] for run in ("one", "two")]
+    raw = [next(dep["md5"] for dep in deps if dep["path"] == "data/raw/toys") for deps in locks]
+    assert raw[0] != raw[1]  # a file that has changed is read again
+
+
+def test_the_oldest_finished_trees_go_and_a_retry_makes_one_anew(edited, monkeypatch) -> None:
+    monkeypatch.setenv("KEEP_TREES", "2")
+    for name, status in (("a", "FINISHED"), ("b", "FAILED"), ("c", "FINISHED"), ("d", "FINISHED"), ("e", "RUNNING")):
+        opened(edited, name).end(status)
+    before = files(edited.tree("a"))
+    (edited.root / "scripts/new.bin").write_bytes(b"edited since")
+    assert workspace.prune(edited.root) == ["a"]
+    assert [record.name for record in records.every(edited.root)] == ["a", "b", "c", "d", "e"]
+    again = opened(edited, "a")
+    assert again.again and files(again.root) == before  # what it started from, not what is there now
+
+
+def test_two_runs_with_different_params_at_once(tracked, prefect) -> None:
+    wait = (
+        "mkdir -p ../../met; touch ../../met/$here; n=0\n"
+        "until [ $(ls ../../met | wc -l) = 2 ]; do n=$((n+1)); [ $n -lt 300 ] || exit 9; sleep 0.1; done\n"
+    )
+    radius_here = 'here=$(grep -o "radius: [0-9]*" params/davis.yaml | grep -o "[0-9]*$")\n'
+    score = 'mkdir -p metrics; echo "{\\"jf_mean\\": $here.0}" > metrics/davis.json'
+    tracked.script("davis", radius_here + wait + score)  # each ends only if the other runs meanwhile
+    values = read_yaml(tracked.root / "params/davis.yaml")
+
+    def go(radius: int) -> None:
+        with_name = pipeline.with_options(flow_run_name=f"radius-{radius}")
+        results[radius] = with_name(davis=values | {"radius": radius}, return_state=True)
+
+    results: dict[int, Any] = {}
+    with chdir(tracked.root):
+        threads = [threading.Thread(target=go, args=(radius,)) for radius in (3, 4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert {radius: state.name for radius, state in results.items()} == {3: "Completed", 4: "Completed"}, results
+    rows = {row.info.run_name: row.data for row in parents(tracked)}
+    for radius in (3, 4):
+        row = rows[f"radius-{radius}"]
+        assert (row.params["davis.radius"], row.metrics["davis/jf_mean"]) == (str(radius), float(radius))
+    assert git(tracked.root, "status", "--porcelain").split() == ["M", "scripts/davis.sh"]
+    assert not (tracked.root / "metrics").exists() or not list((tracked.root / "metrics").iterdir())
+    shown = tracked.dvc("exp", "list", "--name-only").stdout.split()
+    assert set(shown) == {"radius-3", "radius-4"}
+    # The doors agree: what MLflow has of a run is what its experiment brings back.
+    assert tracked.dvc("exp", "apply", "radius-4").returncode == 0
+    assert read_yaml(tracked.root / "params/davis.yaml")["radius"] == 4
+
+
+def test_a_retry_runs_only_what_failed_and_is_one_run_in_dvc_and_mlflow(tracked, prefect) -> None:
+    work = text(tracked, "davis")
+    tracked.script("davis", f"[ -f ../../../lucky ] || {{ echo 'no luck' >&2; exit 1; }}\n{work}")
+    from prefect import flow
+
+    def request() -> Request:
+        return Request(owner="prefect:the-flow-run")
+
+    @flow(name="retried")
+    def once() -> None:
+        run_in(tracked.root, "retried", request())
+
+    with pytest.raises(StageFailedError):
+        once.with_options(flow_run_name="first-try")()
+    assert parents(tracked)[0].info.status == "FAILED"
+    ref = records.read(tracked.root, "retried").experiment
+    assert ref.endswith("/retried")
+    (tracked.root / "lucky").write_text("")
+    once.with_options(flow_run_name="second-try")()
+    assert task_states("second-try") == CHECKED | {
+        "prepare@shapes": "Cached",
+        "prepare@shapes_video": "Cached",
+        "clevr": "Cached",
+        "davis": "Ran",
+        "report": "Ran",
+    }
+    (row,) = parents(tracked)
+    assert (row.info.status, row.data.metrics["davis/jf_mean"]) == ("FINISHED", 50.0)
+    assert [
+        ref
+        for ref in git(tracked.root, "for-each-ref", "--format=%(refname)", "refs/exps/").split()
+        if ref.endswith("/retried")
+    ] == [records.read(tracked.root, "retried").experiment]
+    assert tracked.dvc("exp", "apply", "retried").returncode == 0
+    assert (tracked.root / "report.md").is_file()
+
+
+def test_a_name_is_one_runs_only(toy) -> None:
+    opened(toy).end("FINISHED")
+    with pytest.raises(ValueError, match=r"run name 'one' is taken by the run of .* \(finished\)"):
+        opened(toy, owner="somebody else")
+    assert records.read(toy.root, "one").status == "FINISHED"
+
+
+def test_merge_markers_are_told_with_file_and_line(tracked, prefect) -> None:
+    davis = tracked.root / "params/davis.yaml"
+    davis.write_text("<<<<<<< HEAD\n" + davis.read_text() + "=======\n>>>>>>> theirs\n")
+    with (
+        chdir(tracked.root),
+        pytest.raises(ValueError, match=r"params/davis.yaml holds merge markers, in line 1 first"),
+    ):
+        pipeline.with_options(flow_run_name="merged")()
+    assert records.every(tracked.root) == []
+
+
+def test_without_git_runs_take_turns_in_the_checkout(toy) -> None:
+    (toy.root / ".git").rename(toy.root / "no-git")
+    toy.dvc("config", "--local", "core.no_scm", "true")
+    space = opened(toy)
+    assert (space.root, space.record.in_place, space.record.commit) == (toy.root, True, "")
+
+
+def test_a_run_from_this_python_finds_the_code_of_its_tree(toy) -> None:
+    (toy.root / "components").mkdir()
+    (toy.root / "components/__init__.py").write_text("HERE = __file__\n")
+    space = opened(toy)
+    told = subprocess.run(
+        [sys.executable, "-c", "import components; print(components.HERE)"],
+        cwd=space.root,
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONPATH": ""},
+    )
+    assert told.stdout.strip() == str(space.root / "components/__init__.py")
