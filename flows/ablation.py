@@ -132,14 +132,14 @@ def run_member(order: Order, member: Member, do: Do) -> State[None]:
     """Runs one member inside a flow: Completed, or Failed with the reason."""
     name = member.name
     try:
-        if do == "renew":
-            say(f"{name} starts anew: the code has changed since its last run")
-            standing.forget(order.checkout, name)
         if standing.code(order.checkout, order.stages) != order.code:
             raise ValueError(
                 "the code changed while the ablation was running, so that its members would not compare; this one did not start: "
                 "run the ablation again when the code stays as it is"
             )
+        if do == "renew":
+            say(f"{name} starts anew: the code has changed since its last run")
+            standing.forget(order.checkout, name)
         stages = standing.note(order.checkout, member, order.stages, order.code)
         tags = {"ablation": order.ablation, "ablation.cell": member.cell.label, "ablation.seed": str(member.seed)}
         tags |= {"mlflow.parentRunId": order.row} if order.row else {}

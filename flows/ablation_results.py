@@ -92,14 +92,14 @@ def draw(path: Path, name: str, scores: Sequence[Scored], metrics: Sequence[str]
     """Draws the figure to `path`."""
     from components import ablation_figure  # imports matplotlib
 
-    axis, panels = _panels(scores, metrics)
-    drawn = ablation_figure.figure(name, axis, panels)
+    axis, drawings = panels(scores, metrics)
+    drawn = ablation_figure.figure(name, axis, drawings)
     with atomic(path) as temporary:
         drawn.savefig(temporary, format="png")
     return path
 
 
-def _panels(scores: Sequence[Scored], metrics: Sequence[str]) -> tuple[str, list["Panel"]]:
+def panels(scores: Sequence[Scored], metrics: Sequence[str]) -> tuple[str, list["Panel"]]:
     """The first axis of numbers becomes x and every combination of the others a line; without one, combinations stand side by side."""
     from components.ablation_figure import Panel
 
@@ -109,7 +109,7 @@ def _panels(scores: Sequence[Scored], metrics: Sequence[str]) -> tuple[str, list
         (axis for axis in _axes(list(cells.values())) if _numeric([cell.shown.get(axis) for cell in cells.values()])),
         "",
     )
-    panels = []
+    drawings = []
     for column in spread.columns(scores, metrics):
         lines: dict[str, dict[float | str, list[float]]] = {}
         for label, cell in cells.items():
@@ -118,8 +118,8 @@ def _panels(scores: Sequence[Scored], metrics: Sequence[str]) -> tuple[str, list
             place = cell.shown[axis] if axis else label
             lines.setdefault(legend, {})[place] = spread.over_seeds(found[label], column)
         ordered = {legend: dict(sorted(line.items())) if axis else line for legend, line in lines.items()}
-        panels.append(Panel(column.title, ordered))
-    return axis, panels
+        drawings.append(Panel(column.title, ordered))
+    return axis, drawings
 
 
 def _axes(cells: Sequence[Any]) -> list[str]:

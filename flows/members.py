@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from components.stage import contract, digest, validate
-from flows import preflight, presets, scope, sweep
-from flows.sweep import Cell, Sweep
+from flows import cells, preflight, presets, scope
+from flows.cells import Cell
+from flows.sweep import Sweep
 
 Sections = dict[str, dict[str, Any]]
 
@@ -55,7 +56,7 @@ def plan(root: Path, ablation: str, definition: Sweep, needed: Mapping[str, set[
     """
     faults, members = Faults(), list[Member]()
     composed: dict[tuple[str, ...], Sections] = {}
-    for cell in sweep.cells(definition):
+    for cell in cells.cells(definition):
         for seed in definition.seeds:
             name = f"{ablation}-{cell.label}-seed-{seed}"
             try:

@@ -3,14 +3,26 @@
 import contextlib
 import csv
 import io
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from mlflow import MlflowClient
+from PIL import Image
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterParentFlowRunId
+from prefect.client.schemas.sorting import FlowRunSort
 
+from components.stage import canonical_yaml
 from flows import records
 from flows.ablation import ablation
 
+PROJECT = Path(__file__).parents[2]
 HEIGHT = "clevr.height"
 SCORE = "clevr/count_top1"
 
@@ -62,34 +74,187 @@ def run(toy, name: str = "trial", **changed: Any) -> Any:
         return ablation(ablation=name, **(asked | changed), return_state=True)
 
 
+def experiments(toy) -> set[str]:
+    """The names of the DVC experiments in the checkout."""
+    return {line.split()[-1] for line in toy.dvc("exp", "list", "--name-only").stdout.splitlines()}
+
+
+def artifacts(of: str) -> set[str]:
+    """Keys of the artefacts on the pages of ablation `of`."""
+    with get_client(sync_client=True) as client:
+        runs = {run.id for run in client.read_flow_runs(flow_run_filter=FlowRunFilter(name={"any_": [of]}))}
+        return {str(one.key) for one in client.read_artifacts() if one.flow_run_id in runs}
+
+
 def table(toy, file: str, name: str = "trial") -> list[dict[str, str]]:
     return list(csv.DictReader(io.StringIO((toy.root / "ablations" / name / file).read_text())))
+
+
+def pages(of: str) -> dict[str, str]:
+    """Prefect's pages of the members below the newest run of ablation `of`, with their states."""
+    with get_client(sync_client=True) as client:
+        newest = client.read_flow_runs(
+            flow_run_filter=FlowRunFilter(name={"any_": [of]}), sort=FlowRunSort.START_TIME_DESC, limit=1
+        )
+        below = FlowRunFilter(parent_flow_run_id=FlowRunFilterParentFlowRunId(any_=[newest[0].id]))
+        return {run.name: run.state_name for run in client.read_flow_runs(flow_run_filter=below)}
+
+
+def mlflow_rows(toy) -> tuple[Any, list[Any]]:
+    """The row of the ablation, and those below it, the oldest first."""
+    client = MlflowClient(f"sqlite:///{toy.root / 'mlflow.db'}")
+    found = client.search_runs(["1"], order_by=["attributes.start_time ASC"])
+    above = [row for row in found if row.data.tags.get("ablation") and "trigger" not in row.data.tags]
+    assert len(above) == 1, "a second run of an ablation opens the same row again"
+    return above[0], [row for row in found if row.data.tags.get("mlflow.parentRunId") == above[0].info.run_id]
 
 
 def test_one_member_fails_and_the_next_run_does_it_alone(ready, prefect) -> None:
     (ready.root / "notes" / "broken").write_text("16 2\n")
     state = run(ready, members_at_a_time=2)
     assert state.is_failed()
-    print(state.message)
-    assert "1 of 4 members have no result" in state.message
-    assert "trial-height-16-seed-2: clevr failed: error: 16 and 2 do not go together" in state.message
+    assert state.message.splitlines()[:2] == [
+        "1 of 4 members have no result; run the ablation again for them alone",
+        "trial-height-16-seed-2: clevr failed: error: 16 and 2 do not go together",
+    ]
     assert ran(ready) == ["16 1", "16 2", "8 1", "8 2"]
-    assert {one.name: one.status for one in records.every(ready.root)} == {
-        "trial-height-8-seed-1": "FINISHED",
-        "trial-height-8-seed-2": "FINISHED",
-        "trial-height-16-seed-1": "FINISHED",
-        "trial-height-16-seed-2": "FAILED",
+    members = dict.fromkeys(["trial-height-8-seed-1", "trial-height-8-seed-2", "trial-height-16-seed-1"], "FINISHED")
+    members["trial-height-16-seed-2"] = "FAILED"
+    assert {one.name: one.status for one in records.every(ready.root)} == members
+    assert pages("trial") == {
+        name: "Completed" if status == "FINISHED" else "Failed" for name, status in members.items()
     }
+    assert experiments(ready) == members.keys()
+    above, below = mlflow_rows(ready)
+    assert {row.info.run_name: row.info.status for row in below} == members
+    assert (above.info.run_name, above.info.status) == ("trial", "FAILED")
+    assert above.data.metrics == {"members": 4, "members_failed": 1}
+
     eight, sixteen = table(ready, "table.csv")
     scores = [score(8, 1), score(8, 2)]
     assert float(eight[f"{SCORE} mean"]) == pytest.approx(np.mean(scores))
     assert float(eight[f"{SCORE} sd"]) == pytest.approx(np.std(scores, ddof=1))
     assert (sixteen[f"{SCORE} n"], float(sixteen[f"{SCORE} mean"]), sixteen[f"{SCORE} sd"]) == ("1", score(16, 1), "")
-    print((ready.root / "ablations/trial/report.md").read_text())
+    assert [row["state"] for row in table(ready, "members.csv")] == ["finished", "finished", "finished", "failed"]
 
     (ready.root / "notes" / "broken").write_text("")
-    again = run(ready)
-    print(again.message)
-    assert again.is_completed()
+    (ready.root / "README.md").write_text("what no stage depends on may change\n")
+    assert run(ready).is_completed()
     assert ran(ready) == ["16 2"]
+    assert pages("trial") == {"trial-height-16-seed-2": "Completed"}
     assert [row["state"] for row in table(ready, "members.csv")] == ["taken", "taken", "taken", "finished"]
+    above, below = mlflow_rows(ready)
+    assert {row.info.run_name: row.info.status for row in below} == dict.fromkeys(members, "FINISHED")
+    assert len(below) == 4
+    assert above.info.status == "FINISHED"
+    assert above.data.tags["mlflow.note.content"].startswith("# Ablation trial\n")
+    kept = {
+        file.path for file in MlflowClient(f"sqlite:///{ready.root / 'mlflow.db'}").list_artifacts(above.info.run_id)
+    }
+    assert kept == {"report.md", "table.csv", "members.csv", "definition.yaml", "figure.png"}
+    assert Image.open(ready.root / "ablations/trial/figure.png").format == "PNG"
+    assert {"ablation-trial", "members"} <= artifacts("trial")
+
+
+@pytest.mark.faults
+def test_more_seeds_and_more_stages_run_what_is_missing(ready, prefect) -> None:
+    assert run(ready, grid={HEIGHT: [8]}, seeds=[1]).is_completed()
+    assert ran(ready) == ["8 1"]
+    assert run(ready, grid={HEIGHT: [8, 16]}, seeds=[1, 2]).is_completed()
+    assert ran(ready) == ["16 1", "16 2", "8 2"]
+    assert run(
+        ready, grid={HEIGHT: [8]}, seeds=[1], stages=["clevr", "davis"], metrics=["davis/jf_mean"]
+    ).is_completed()
+    assert ran(ready) == []  # davis alone was missing
+    (row,) = table(ready, "table.csv")
+    assert row["davis/jf_mean mean"] == "50.0"
+    assert run(ready, grid={HEIGHT: [8]}, seeds=[1]).is_completed()  # fewer stages than it has
+    assert [row["state"] for row in table(ready, "members.csv")] == ["taken"]
+
+
+@pytest.mark.faults
+def test_a_name_with_other_values_or_of_another_run_is_refused_before_anything_starts(ready, prefect) -> None:
+    one = {"grid": {HEIGHT: [8]}, "seeds": [1]}
+    assert run(ready, **one).is_completed()
+    text = (ready.root / "params/clevr.yaml").read_text()
+    (ready.root / "params/clevr.yaml").write_text(text.replace("width: 48", "width: 32"))
+    records.claim(ready.root, "trial-height-16-seed-1", "prefect:of-somebody")
+    ran(ready)
+    state = run(ready, grid={HEIGHT: [8, 16, 24]}, seeds=[1])
+    assert state.is_failed()
+    other, taken = state.message.splitlines()
+    assert other.startswith("trial-height-8-seed-1: a run of 20")
+    assert (
+        "has this name with other values: clevr.width is 32 and was 48; give the ablation another name, or remove"
+        in other
+    )
+    assert taken.startswith("trial-height-16-seed-1: the name is taken by another run, of 20")
+    assert ran(ready) == []
+    assert records.read(ready.root, "trial-height-24-seed-1") is None
+
+
+@pytest.mark.faults
+def test_members_of_other_code_are_told_taken_or_run_again(ready, prefect) -> None:
+    one = {"grid": {HEIGHT: [8]}}
+    (ready.root / "notes" / "broken").write_text("8 2\n")
+    assert run(ready, **one).is_failed()
+    assert ran(ready) == ["8 1", "8 2"]
+    (ready.root / "notes" / "broken").write_text("")
+    ready.script("clevr", CLEVR.format(notes=ready.root / "notes", protocol="new"))
+
+    refused = run(ready, **one)
+    assert refused.message.startswith(
+        "trial-height-8-seed-1: it was finished by other code (scripts/clevr.sh); beside "
+    )
+    assert ran(ready) == []
+
+    assert run(ready, **one, other_code="take").is_completed()
+    assert ran(ready) == ["8 2"]  # it had failed, so it starts anew, by the code of now
+    (row,) = table(ready, "table.csv")
+    assert (row[f"{SCORE} [abc] mean"], row[f"{SCORE} [new] mean"]) == (str(score(8, 1)), str(score(8, 2)))
+
+    assert run(ready, **one, other_code="renew").is_completed()
+    assert ran(ready) == ["8 1"]
+    (row,) = table(ready, "table.csv")
+    assert row[f"{SCORE} mean"] == str(np.mean([score(8, 1), score(8, 2)]))
+
+
+@pytest.mark.faults
+def test_two_members_run_side_by_side(ready, prefect) -> None:
+    notes = ready.root / "notes"
+    meet = f"mkdir {notes}/at-$seed; n=0; until [ -d {notes}/at-$((3 - seed)) ]; do n=$((n+1)); [ $n -lt 600 ] || exit 9; sleep 0.1; done"
+    first, rest = CLEVR.format(notes=notes, protocol="abc").split("\n", 1)
+    ready.script("clevr", f"{first}\n{meet}\n{rest}")  # each ends only if the other runs meanwhile
+    assert run(ready, grid={HEIGHT: [8]}, members_at_a_time=2).is_completed()
+    assert ran(ready) == ["8 1", "8 2"]
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("at_a_time", [1, 2])
+def test_ctrl_c_ends_the_members_and_the_next_run_goes_on(ready, prefect, until, alive, at_a_time) -> None:
+    notes = ready.root / "notes"
+    text = CLEVR.format(notes=notes, protocol="abc")
+    ready.script("clevr", f"if [ -e {notes}/slow ]; then echo $$ >> {notes}/pids; sleep 300; fi\n{text}")
+    (notes / "slow").touch()
+    definition = {"base": [], "grid": {HEIGHT: [8]}, "seeds": [1, 2], "seeded": ["clevr.seed"], "stages": ["clevr"]}
+    definition |= {"metrics": [SCORE], "members_at_a_time": at_a_time, "parallel": 2}
+    (ready.root / "params/ablations").mkdir()
+    (ready.root / "params/ablations/trial.yaml").write_text(canonical_yaml(definition))
+    command = [sys.executable, "-m", "flows.ablate", "trial", "--root", str(ready.root)]
+    environment = os.environ | {"PREFECT_API_URL": prefect}
+    process = subprocess.Popen(command, cwd=PROJECT, env=environment, stderr=subprocess.PIPE, text=True)
+    pids = notes / "pids"
+    until(lambda: process.poll() is not None or (pids.exists() and len(pids.read_text().split()) == at_a_time))
+    process.send_signal(signal.SIGINT)
+    _, told = process.communicate(timeout=120)
+    assert process.returncode == 130
+    assert "stopped; `make ablation NAME=trial` continues with what is missing" in told
+    assert not alive([int(pid) for pid in pids.read_text().split()])
+    assert {one.status for one in records.every(ready.root)} == {"KILLED"}
+    above, below = mlflow_rows(ready)
+    assert {row.info.status for row in (above, *below)} == {"KILLED"}
+
+    (notes / "slow").unlink()
+    done = subprocess.run(command, cwd=PROJECT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert ran(ready) == ["8 1", "8 2"]

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from components.stage import canonical_yaml, flatten, read_yaml
-from flows import members, preflight, presets, scope, sweep
+from flows import cells, members, preflight, presets, scope, sweep
 
 PROJECT = Path(__file__).parents[2]
 COMMITTED = sorted(path.stem for path in (PROJECT / "params/ablations").glob("*.yaml"))
@@ -102,7 +102,7 @@ def test_paths_with_one_last_word_keep_as_many_words_as_tell_them_apart() -> Non
     st.lists(st.one_of(st.text(max_size=60), st.floats(-9, 9), st.integers(), st.booleans()), max_size=6, unique_by=str)
 )
 def test_values_become_legal_names_that_differ(values: list[Any]) -> None:
-    names = {str(value): f"a-{sweep.legal(value)}-seed-0" for value in values}
+    names = {str(value): f"a-{cells.legal(value)}-seed-0" for value in values}
     for name in names.values():
         preflight.check_name(name)
     texts = {f"{value:.12g}" if type(value) in (int, float) else str(value).lower() for value in values}
@@ -185,7 +185,7 @@ def test_raw_data_that_is_missing_is_told_for_every_member(tmp_path: Path) -> No
     recipe["prepare"]["datasets"]["digits"] |= {"source": "data/raw/nowhere", "format": "image_folder"}
     (tmp_path / "params/presets/demo.yaml").write_text(canonical_yaml(recipe))
     shutil.copy(PROJECT / "dvc.yaml", tmp_path)
-    found = [members.Member(f"m{seed}", sweep.Cell("m", (), {}, {}), seed, recipe) for seed in range(5)]
+    found = [members.Member(f"m{seed}", cells.Cell("m", (), {}, {}), seed, recipe) for seed in range(5)]
     with pytest.raises(
         ValueError, match="m0, m1, m2 and 2 more: dataset 'digits' reads 'data/raw/nowhere', which does not"
     ):
@@ -210,4 +210,4 @@ def test_tables_6_to_8_are_the_rows_of_the_page_of_the_papers_tables() -> None:
             overlays for _, tables, overlays in rows if table in tables.split() and overlays.startswith("ablation")
         }
         settled = sweep.parse(f"table{table}", sweep.values(PROJECT, f"table{table}"))
-        assert {",".join([*settled.base, *cell.presets]) for cell in sweep.cells(settled)} == expected
+        assert {",".join([*settled.base, *cell.presets]) for cell in cells.cells(settled)} == expected
