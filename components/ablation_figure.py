@@ -1,5 +1,6 @@
 """The figure of an ablation: each metric over the axis that was swept, mean and spread over seeds."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -29,7 +30,7 @@ def figure(name: str, axis: str, panels: Sequence[Panel]) -> Figure:
     """
     if not any(scores for panel in panels for line in panel.lines.values() for scores in line.values()):
         raise ValueError(f"ablation {name!r} has no score to draw; run its members first")
-    across = min(WIDEST, len(panels))
+    across = min(WIDEST, math.ceil(len(panels) ** 0.5))
     down = -(-len(panels) // across)
     drawn = Figure(figsize=(4.4 * across + 0.4, 3.6 * down + 0.4), dpi=100, layout="constrained")
     places = drawn.subplots(down, across, squeeze=False).flat

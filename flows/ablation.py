@@ -140,7 +140,7 @@ def run_member(order: Order, member: Member, do: Do) -> State[None]:
         if do == "renew":
             say(f"{name} starts anew: the code has changed since its last run")
             standing.forget(order.checkout, name)
-        stages = standing.note(order.checkout, member, order.stages, order.code)
+        stages = standing.note(order.checkout, member, order.stages)
         tags = {"ablation": order.ablation, "ablation.cell": member.cell.label, "ablation.seed": str(member.seed)}
         tags |= {"mlflow.parentRunId": order.row} if order.row else {}
         request = Request(

@@ -109,11 +109,14 @@ def panels(scores: Sequence[Scored], metrics: Sequence[str]) -> tuple[str, list[
         (axis for axis in _axes(list(cells.values())) if _numeric([cell.shown.get(axis) for cell in cells.values()])),
         "",
     )
+    differ = [
+        key for key in _axes(list(cells.values())) if len({str(cell.shown.get(key)) for cell in cells.values()}) > 1
+    ]
     drawings = []
     for column in spread.columns(scores, metrics):
         lines: dict[str, dict[float | str, list[float]]] = {}
         for label, cell in cells.items():
-            others = {key: value for key, value in cell.shown.items() if key != axis}
+            others = {key: value for key, value in cell.shown.items() if key != axis and key in differ}
             legend = ", ".join(f"{key} {value}" for key, value in others.items()) if axis else ""
             place = cell.shown[axis] if axis else label
             lines.setdefault(legend, {})[place] = spread.over_seeds(found[label], column)

@@ -62,7 +62,10 @@ def plan(root: Path, ablation: str, definition: Sweep, needed: Mapping[str, set[
             try:
                 if cell.presets not in composed:
                     composed[cell.presets] = presets.overlaid(root, [*definition.base, *cell.presets])
-                sections = _sections(composed[cell.presets], {**cell.values, **dict.fromkeys(definition.seeded, seed)})
+                sections = _sections(
+                    composed[cell.presets],
+                    {**definition.values, **cell.values, **dict.fromkeys(definition.seeded, seed)},
+                )
             except ValueError as error:
                 for line in str(error).splitlines():
                     faults.add(line, name)

@@ -8,6 +8,7 @@ import json
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -49,13 +50,14 @@ def code(checkout: Path, stages: Sequence[str]) -> dict[str, str]:
     return {str(path.relative_to(checkout)): hashlib.sha256(path.read_bytes()).hexdigest() for path in kept}
 
 
-def note(checkout: Path, member: Member, stages: Sequence[str], files: Mapping[str, str]) -> list[str]:
+def note(checkout: Path, member: Member, stages: Sequence[str]) -> list[str]:
     """Writes down what `member` is about to run with. The stages to run: those asked for, and those that it ran before."""
     before = read(checkout, member.name)
     if before and stages:
         stages = sorted({*stages, *before.stages}) if before.stages else []
     path = records.folder(checkout, member.name) / "member.json"
-    write_json(path, {"sections": member.sections, "code": dict(files), "stages": list(stages)})
+    files = code(checkout, stages)
+    write_json(path, {"sections": member.sections, "code": files, "stages": list(stages)})
     return list(stages)
 
 
@@ -79,18 +81,17 @@ def missing(
     refuse, for those that other code finished.
     """
     faults, found = Faults(), dict[str, Do]()
-    present: dict[str, str] = {}
+    present = cache(lambda asked: code(checkout, asked))
     for member in members:
         record = records.read(checkout, member.name)
         if record is None:
             found[member.name] = "run"
             continue
-        present = present or code(checkout, stages)
         known = read(checkout, member.name)
         if taken := _taken(record, owner(ablation, member.name), member, known):
             faults.add(taken, member.name)
         elif known:
-            changed = _difference(known.code, present)
+            changed = _difference(known.code, present(tuple(known.stages)))
             if record.status != "FINISHED":
                 found[member.name] = "renew" if changed else "continue"
             elif changed and other_code == "refuse":

@@ -1,6 +1,7 @@
 """What an ablation is: a sweep over any parameters, as a file of params/ablations and as the form of its flow."""
 
 import inspect
+import itertools
 from collections.abc import Callable, Mapping
 from itertools import takewhile
 from pathlib import Path
@@ -22,6 +23,7 @@ class Sweep(Params):
     base: list[str] = Field(
         description="Presets, names of params/presets/*.yaml, over the params files: what all members share."
     )
+    values: Axes = Field(default={}, description="Values by parameter path that all members share, over the base.")
     grid: dict[str, list[Any]] = Field(
         default={},
         description="Axes, of which every combination is taken: a parameter's path with its values, as in "
@@ -100,9 +102,10 @@ def parse(name: str, given: Mapping[str, Any]) -> Sweep:
         twice = [entry for entry in dict.fromkeys(listed) if listed.count(entry) > 1]
         faults += [f"{kind} has {entry!r} twice; keep one of them" for entry in twice]
     axes = list(dict.fromkeys([*sweep.grid, *(axis for member in sweep.members.values() for axis in member)]))
-    faults += [
-        f"{axis!r} is an axis and in `seeded`; its value cannot be both" for axis in axes if axis in sweep.seeded
-    ]
+    places = {"axes": axes, "values": list(sweep.values), "seeded": sweep.seeded}
+    for (one, paths), (other, others) in itertools.combinations(places.items(), 2):
+        both = [path for path in paths if path in others]
+        faults += [f"{path!r} is given by {one} and by {other}; its value cannot be both" for path in both]
     if faults:
         raise ValueError("\n".join(f"ablation {name!r}: {fault}" for fault in faults))
     return sweep

@@ -74,6 +74,8 @@ def test_overlays_lie_over_the_base_and_values_over_overlays() -> None:
         "trial-epochs-4-penalty_l1-seed-0",
         "trial-epochs-4-ijepa-learned_positions-seed-0",
     ]
+    (one,) = plan(values={EPOCHS: 9}, grid={NOISE: [0.5]})
+    assert (one.name, at(one.sections, EPOCHS)) == ("trial-noise_std-0.5-seed-0", 9)
     one = plan(members={"mine": {"presets": "ijepa", NOISE: 0.5}})[0]
     assert (one.name, at(one.sections, NOISE)) == ("trial-mine-seed-0", 0.5)
 
@@ -121,9 +123,10 @@ def test_every_fault_of_every_member_is_told_at_once() -> None:
     [
         ({"seeds": []}, "ablation 'trial': seeds is []: "),
         ({"seeds": [1, 1]}, "ablation 'trial': seeds has 1 twice; keep one of them"),
-        ({"sedes": [1]}, "ablation 'trial': sedes is not a known name; the names here are: base, grid, "),
+        ({"sedes": [1]}, "ablation 'trial': sedes is not a known name; the names here are: base, values, grid, "),
         ({"grid": {NOISE: []}}, f"ablation 'trial': grid: axis '{NOISE}' has no value; "),
-        ({"grid": {SEED: [1, 2]}}, f"ablation 'trial': '{SEED}' is an axis and in `seeded`; "),
+        ({"grid": {NOISE: [1]}, "values": {NOISE: 2}}, f"ablation 'trial': '{NOISE}' is given by axes and by values; "),
+        ({"grid": {SEED: [1, 2]}}, f"ablation 'trial': '{SEED}' is given by axes and by seeded; "),
         ({"grid": {NOISE: [0.25, 0.25]}}, "noise_std-0.25 and noise_std-0.25 have the same values"),
         (
             {"members": {"a": {NOISE: 0.25}, "b": {}}},
@@ -164,7 +167,7 @@ def test_bad_input(changed: dict[str, Any], told: str) -> None:
 
 
 def test_what_a_stage_needs_runs_as_well() -> None:
-    metrics = ["pretrain/A_norm", "linear_probe/digits/top1"]
+    metrics = ["pretrain/steps", "linear_probe/digits/top1"]
     assert plan(stages=["linear_probe@digits"], metrics=metrics)
     assert plan(stages=["report"], metrics=[*metrics, "davis/jf_mean", "finetune/digits/top1"])
     assert "which does not run" in fault(stages=["pretrain"], metrics=metrics)
