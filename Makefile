@@ -3,7 +3,7 @@ VENV := .venv
 SHELL := /bin/bash
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
-.PHONY: help install run ablation up down status params repro test test-faults test-browser screenshots lint types imports check accept mlflow clean
+.PHONY: help install run ablation up down status params repro test test-faults test-browser screenshots lint types imports check promote rollback push pull accept mlflow clean
 
 help:  ## what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -40,6 +40,19 @@ status:  ## what of it runs, and where
 mlflow: install  ## MLflow's UI alone, on 127.0.0.1:5000
 	MLFLOW_DISABLE_TELEMETRY=true MLFLOW_SERVER_ENABLE_JOB_EXECUTION=false \
 		mlflow ui --backend-store-uri sqlite:///$(CURDIR)/mlflow.db --host 127.0.0.1 --port 5000
+
+promote: install  ## a finished run's encoder becomes the champion: make promote RUN=NAME [METRICS=A,B] [TOLERANCE=0.5] [FORCE='why'] [PUSH=0]
+	@python -m flows.promote $(RUN) $(if $(METRICS),--metrics $(METRICS)) $(if $(TOLERANCE),--tolerance $(TOLERANCE)) \
+		$(if $(FORCE),--force "$(FORCE)") $(if $(filter 0,$(PUSH)),--no-push)
+
+rollback: install  ## the champion before becomes champion again
+	@python -m flows.promote --rollback
+
+push: install  ## data, models and run cache of dvc.lock to DVC's default remote
+	dvc push --run-cache
+
+pull: install  ## the same from there
+	dvc pull --run-cache
 
 accept: install  ## say that a code edit changes no result: make accept STAGE=pretrain
 	dvc commit --force $(STAGE)

@@ -29,6 +29,11 @@ CODE = (
 NEEDS = ("mlflow", "torch", "torchvision", "timm", "safetensors", "numpy", "pillow")
 
 
+def readers(tree: Path) -> Path:
+    """Whose code shall read the weights that a run made: that of the run's own commit in `tree`, or where it has none, this project's."""
+    return tree if all((tree / name).exists() for name in CODE) else Path(__file__).parents[2]
+
+
 def save(folder: Path, encoder: Path, code: Path, tags: Mapping[str, str], model: Any = None) -> None:
     """Writes MLflow's model of the weights in `encoder` to the new `folder`, with the code in the checkout `code`.
 

@@ -6,7 +6,8 @@ others load, `models:/encoder@champion`; the tag `champions` of the registered m
 
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,9 +16,11 @@ from typing import Any
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # before mlflow is imported: it reads its environment then
 
 from mlflow import MlflowClient  # noqa: E402
+from mlflow.exceptions import MlflowException  # noqa: E402
 from mlflow.models import Model  # noqa: E402
 
 from components.registry import packaging  # noqa: E402
+from components.tracking.database import existing  # noqa: E402
 
 NAME, ALIAS = "encoder", "champion"
 METRIC, PROTOCOL, CHAMPIONS = "metric.", "protocol.", "champions"
@@ -44,6 +47,18 @@ class Version:
     def protocols(self) -> dict[str, str]:
         """The hash of each evaluation's protocol by its dotted name."""
         return {key.removeprefix(PROTOCOL): text for key, text in self.tags.items() if key.startswith(PROTOCOL)}
+
+
+@contextmanager
+def opened(root: Path) -> Iterator["Registry"]:
+    """The registry of the project in `root`. Raises ValueError where it has no database, and RuntimeError for what MLflow refuses."""
+    where = existing(root)
+    try:
+        yield Registry(where)
+    except MlflowException as error:
+        raise RuntimeError(
+            f"MLflow at {where} refused: {error}; what was done before stays, try again once it answers"
+        ) from error
 
 
 class Registry:
@@ -90,6 +105,11 @@ class Registry:
         )  # `models:/…` would be asked of MLflow's global address
         made = self._client.create_model_version(NAME, location, source_run, dict(tags), model_id=number)
         return Version(str(made.version), dict(made.tags))
+
+    def tag(self, version: Version, tags: Mapping[str, str]) -> None:
+        """Adds tags to a version."""
+        for key, text in tags.items():
+            self._client.set_model_version_tag(NAME, version.number, key, text)
 
     def crown(self, version: Version, told: str) -> None:
         """Makes `version` the champion; what is `told` of it stays in the history. The alias moves last."""

@@ -152,6 +152,12 @@ def tracked(toy: Toy, database: Path) -> Toy:
     return toy
 
 
+@pytest.fixture(scope="session")
+def make_toy() -> Callable[[Path], Toy]:
+    """Makes a toy in a new folder."""
+    return _toy
+
+
 @pytest.fixture
 def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Toy:
     """A fresh toy for each test; nothing of it has run."""
