@@ -91,8 +91,7 @@ class Snapshot:
 def snapshot(checkout: Path, commit: str) -> Iterator[Snapshot]:
     """A folder for the time of the `with` block, on the file system of the checkout's DVC folder."""
     with tempfile.TemporaryDirectory(dir=checkout / ".dvc" / "tmp", prefix="promote-") as folder:
-        tree = Path(folder) / "tree"
-        branch.export(checkout, commit, tree)
+        tree = branch.export(checkout, commit, Path(folder) / "tree")
         known: dict[str, Any] = Config(str(checkout / ".dvc"))
         with Config(str(tree / ".dvc")).edit("local") as local:  # addresses in `known` are absolute already
             local["core"] = {"no_scm": True, **{key: known["core"][key] for key in ("remote",) if key in known["core"]}}

@@ -56,8 +56,9 @@ def opened(root: Path) -> Iterator["Registry"]:
     try:
         yield Registry(where)
     except MlflowException as error:
+        said = str(error).splitlines()[0]  # what follows is SQL
         raise RuntimeError(
-            f"MLflow at {where} refused: {error}; what was done before stays, try again once it answers"
+            f"MLflow at {where} refused: {said}; what was done before stays: try again once it answers"
         ) from error
 
 

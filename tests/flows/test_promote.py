@@ -58,8 +58,8 @@ def finish(toy: Any, name: str, jf: float, protocol: str, seed: int) -> None:
     with chdir(toy.root), Repo() as repo:
         repo.reproduce()
         repo.experiments.save(name=name, force=True)
-    parent = parent_runs.start_pipeline(toy.root, name, "prefect", {})
-    parent_runs.finish_pipeline(toy.root, parent, "FINISHED")
+    parent = parent_runs.start_pipeline(toy.root, toy.root, name, {"trigger": "prefect"})
+    parent_runs.finish_pipeline(toy.root, toy.root, parent, "FINISHED")
     reference = git(toy.root, "for-each-ref", "--format=%(refname)", f"refs/exps/**/{name}")
     commit, now = git(toy.root, "rev-parse", "HEAD"), records.now()
     records.write(
