@@ -3,7 +3,7 @@ VENV := .venv
 SHELL := /bin/bash
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
-.PHONY: help install run ablation up down status params repro test test-faults test-browser screenshots lint types imports check promote rollback push pull accept mlflow clean
+.PHONY: help install run ablation up down status params repro test test-faults test-browser screenshots lint types imports check promote rollback push pull accept gc mlflow clean
 
 help:  ## what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -56,6 +56,9 @@ pull: install  ## the same from there
 
 accept: install  ## say that a code edit changes no result: make accept STAGE=pretrain
 	dvc commit --force $(STAGE)
+
+gc: install  ## what no kept run needs: make gc [KEEP=20] [REMOVE=RUN] shows it, with APPLY=1 it goes
+	@python -m flows.gc $(if $(KEEP),--keep $(KEEP)) $(foreach run,$(REMOVE),--remove $(run)) $(if $(APPLY),--apply)
 
 lint: install  ## style
 	ruff check . && ruff format --check .

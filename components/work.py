@@ -3,17 +3,37 @@
 import fcntl
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TextIO
+from typing import NamedTuple, TextIO
 
 from components import progress
 from components.stage import remove
 
-LOCK, FINISHED = "lock", "finished"
+LOCK, FINISHED, USERS = "lock", "finished", "users"
 KEPT_S = 86400.0
 """How long finished work stays, so that nothing is lost when its results cannot be stored, as on a full disk."""
+CONTINUED_S = 14 * KEPT_S
+"""How long unfinished work of the checkout itself, which has no record of its runs, waits to be continued."""
+
+
+class Use(NamedTuple):
+    """A folder and who has been in it."""
+
+    folder: Path
+    users: frozenset[Path]
+    """The project folders that stages worked for."""
+    last: float
+    """When the last of them came or finished, s since 1970."""
+    finished: bool
+
+    def needed(self, unfinished: Collection[Path], checkout: Path) -> bool:
+        """Whether one of the project folders `unfinished`, or the checkout, may go on with it or has still to store its results."""
+        age = time.time() - self.last
+        if self.finished and age > KEPT_S:
+            return False
+        return bool(self.users & set(unfinished)) or (checkout in self.users and age < CONTINUED_S)
 
 
 @contextmanager
@@ -60,6 +80,17 @@ def remove_unused(folder: Path) -> bool:
     return True
 
 
+def uses(root: Path) -> list[Use]:
+    """What stages keep under the folder `root`: resume state `<stage>/<fingerprint>`, features `<stage>/features/<encoder>`."""
+    found = []
+    for lock in sorted([*root.glob(f"*/*/{LOCK}"), *root.glob(f"*/features/*/{LOCK}")]):
+        done, users = lock.with_name(FINISHED), lock.with_name(USERS)
+        names = users.read_text(encoding="utf-8").splitlines() if users.is_file() else []
+        last = max(path.stat().st_mtime for path in (lock, users, done) if path.is_file())
+        found.append(Use(lock.parent, frozenset(map(Path, names)), last, done.is_file()))
+    return found
+
+
 @contextmanager
 def _entered(folder: Path, kind: int, waiting: str) -> Iterator[None]:
     while True:
@@ -76,8 +107,18 @@ def _entered(folder: Path, kind: int, waiting: str) -> Iterator[None]:
                 progress.show(waiting)
                 fcntl.flock(lock, kind)
             if _is(lock.fileno(), folder / LOCK):
+                _sign(folder)
                 yield
                 return
+
+
+def _sign(folder: Path) -> None:
+    """Writes down for whom this process works here: DVC tells its stages; elsewhere the working directory."""
+    me, users = str(Path(os.environ.get("DVC_ROOT") or os.getcwd()).resolve()), folder / USERS
+    users.touch()
+    if me not in users.read_text(encoding="utf-8").splitlines():
+        with users.open("a", encoding="utf-8") as file:
+            file.write(me + "\n")
 
 
 def _opened(folder: Path) -> TextIO | None:

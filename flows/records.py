@@ -75,7 +75,7 @@ def claim(checkout: Path, name: str, owner: str) -> tuple[Record, bool]:
 
     Raises ValueError for a name that another run has, and for a run of this owner that is still at work.
     """
-    with _alone(checkout):
+    with alone(checkout):
         known = read(checkout, name)
         if known and known.owner != owner:
             raise ValueError(
@@ -107,8 +107,8 @@ def now() -> str:
 
 
 @contextmanager
-def _alone(checkout: Path) -> Iterator[None]:
-    """Two runs that start at once take turns."""
+def alone(checkout: Path) -> Iterator[None]:
+    """Two runs that start at once take turns, and none starts while old ones are removed."""
     (checkout / FOLDER).mkdir(exist_ok=True)
     with (checkout / FOLDER / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

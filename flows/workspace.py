@@ -14,7 +14,7 @@ from dvc.config import Config
 from dvc.repo import Repo
 
 from components.stage import atomic, remove
-from flows import hashes, records, uncommitted
+from flows import garbage, hashes, records, uncommitted
 from flows.git import GitError, git, head
 from flows.records import Record
 
@@ -171,6 +171,8 @@ def prune(checkout: Path) -> list[str]:
         for record in [one for one in ended if (one.status == "FINISHED") is kind and not one.in_place][keep:]:
             tree = records.folder(checkout, record.name) / "tree"
             if tree.is_dir():
+                if (Path(record.root) / ".dvc").is_dir():
+                    remove(garbage.index_of(Path(record.root)))
                 remove(tree)
                 pruned.append(record.name)
     return pruned

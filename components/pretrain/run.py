@@ -37,7 +37,7 @@ from components.pretrain.loop import State  # noqa: E402
 from components.pretrain.training_params import Scale  # noqa: E402
 from components.pretrain.worker import STATE, train_worker  # noqa: E402
 from components.stage import atomic, fingerprint  # noqa: E402
-from components.work import alone  # noqa: E402
+from components.work import alone, finish  # noqa: E402
 
 PROJECT = Path(__file__).parents[2]
 
@@ -75,6 +75,7 @@ def run(params: PretrainParams, inputs: PretrainInputs, outputs: PretrainOutputs
     with result.checkpoint.as_directory() as checkpoint:
         state = torch.load(Path(checkpoint) / STATE, map_location="cpu", weights_only=True)
     _export(params, mark, state, start, outputs)
+    finish(folder)
     tracking.log_figure(outputs.history)
     tracking.log_figure(outputs.spectrum)
     _log_curves(state["history"])

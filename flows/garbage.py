@@ -1,0 +1,131 @@
+"""What DVC keeps that nothing needs: objects of the cache, entries of the run cache, a gone tree's index.
+
+`dvc gc` in the checkout knows neither the trees of other runs nor which experiments shall go, and leaves the run cache as it is.
+"""
+
+import json
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+from dvc.exceptions import DvcException
+from dvc.repo import Repo
+from dvc.repo.experiments.refs import ExpRefInfo
+from dvc.repo.experiments.utils import exp_commits, exp_refs, remove_exp_refs
+from dvc_data.hashfile.gc import gc
+
+from components.stage import read_yaml, remove
+
+
+@dataclass
+class Unneeded:
+    """Paths below DVC's cache folder."""
+
+    used: set[Any] = field(default_factory=set)
+    """DVC's hashes of the objects that stay."""
+    objects: list[Path] = field(default_factory=list)
+    entries: list[Path] = field(default_factory=list)
+    """Of the run cache: outputs that are there no more, which DVC would look for in vain."""
+
+
+def unneeded(checkout: Path, trees: Sequence[Path], experiments: Collection[str]) -> Unneeded:
+    """What no branch, no tag, no experiment but `experiments` (git refs), not the checkout and none of the `trees` needs.
+
+    Raises ValueError when DVC cannot read one of them: then nobody knows what it needs.
+    """
+    found = Unneeded()
+    try:
+        with _locked([checkout, *trees]) as repos:
+            for repo in repos:
+                revisions = list[str]()
+                if repo.root_dir == str(checkout) and _has_git(repo):
+                    staying = [ref for ref in exp_refs(repo.scm) if str(ref) not in experiments]
+                    revisions = list(exp_commits(repo.scm, staying)) if staying else []
+                    needed = repo.used_objs(all_branches=True, all_tags=True, revs=revisions)
+                else:
+                    needed = repo.used_objs()
+                found.used.update(*needed.values())
+            kept = set[str]()
+            for store in _stores(repos[0]):
+                names = {each.value for each in found.used if each.name == store.hash_name}
+                for name in store.all():
+                    if name in names:
+                        kept.add(name)
+                    else:
+                        found.objects.append(Path(store.oid_to_path(name)))
+            found.entries = [path for path in _entries(repos[0]) if not _outputs(path) <= kept]
+    except DvcException as error:
+        cause = f"{error}: {error.__cause__}" if error.__cause__ else str(error)
+        raise ValueError(f"DVC cannot tell which data is needed, and none was removed: {cause}") from error
+    return found
+
+
+def clear(checkout: Path, trees: Sequence[Path], found: Unneeded) -> None:
+    """Removes it. Nothing may be at work in the checkout or the trees since `unneeded` looked."""
+    with _locked([checkout, *trees]) as repos:
+        for store in _stores(repos[0]):
+            gc(store, found.used)
+        for path in found.entries:
+            remove(path)
+            for folder in (path.parent, path.parent.parent):
+                if not any(folder.iterdir()):
+                    folder.rmdir()
+
+
+def forget_experiments(checkout: Path, refs: Sequence[str]) -> None:
+    """Removes experiments by their full git refs, those that are there."""
+    if not refs:
+        return
+    with Repo(str(checkout)) as repo:
+        there = {str(ref) for ref in exp_refs(repo.scm)} if _has_git(repo) else set()
+        remove_exp_refs(repo.scm, [ExpRefInfo.from_ref(ref) for ref in refs if ref in there])
+
+
+def index_of(tree: Path) -> Path:
+    """Where DVC keeps its index of a tree, outside of it."""
+    with Repo(str(tree)) as repo:
+        return Path(repo.site_cache_dir)
+
+
+def inside(checkout: Path) -> bool:
+    """Whether the cache is the project's own: one elsewhere may serve others as well."""
+    with Repo(str(checkout)) as repo:
+        return Path(repo.cache.local_cache_dir).resolve().is_relative_to(checkout.resolve())
+
+
+def at_work(root: Path) -> list[int]:
+    """Processes of DVC that run a stage in `root` now, whoever started them."""
+    path = root / ".dvc" / "tmp" / "rwlock"
+    text = path.read_text(encoding="utf-8") if path.is_file() else ""
+    held = json.loads(text) if text else {}
+    readers = [reader for readers in held.get("read", {}).values() for reader in readers]
+    pids = {int(one["pid"]) for one in [*held.get("write", {}).values(), *readers]}
+    return sorted(pid for pid in pids if psutil.pid_exists(pid))
+
+
+@contextmanager
+def _locked(roots: Sequence[Path]) -> Iterator[list[Repo]]:
+    with ExitStack() as stack:
+        repos = [stack.enter_context(Repo(str(root), _wait_for_lock=True)) for root in roots]
+        for repo in repos:
+            stack.enter_context(repo.lock)
+        yield repos
+
+
+def _has_git(repo: Repo) -> bool:
+    return not repo.config["core"].get("no_scm", False)
+
+
+def _stores(repo: Repo) -> list[Any]:
+    return list({id(store): store for _, store in repo.cache.by_scheme() if store}.values())
+
+
+def _entries(repo: Repo) -> list[Path]:
+    return sorted(path for path in Path(repo.stage_cache.cache_dir).glob("*/*/*") if path.is_file())
+
+
+def _outputs(entry: Path) -> set[str]:
+    return {out["md5"] for out in read_yaml(entry).get("outs", []) if "md5" in out}
