@@ -17,6 +17,7 @@ from pathlib import Path
 from components import work
 from components.stage import remove
 from flows import garbage, records, retention
+from flows.git import git, head
 from flows.retention import Decision
 
 KEEP = 20
@@ -49,7 +50,8 @@ def plan(checkout: Path, keep: int, named: Sequence[str]) -> Plan:
     from components.tracking import removal  # imports mlflow
 
     every = records.every(checkout)
-    decisions = retention.decide(every, keep, named, removal.promoted(checkout), datetime.now(UTC))
+    promoted = removal.promoted(checkout) | set(_branches(checkout))
+    decisions = retention.decide(every, keep, named, promoted, datetime.now(UTC))
     going = [decision.record for decision in decisions if not decision.stays]
     home = checkout / records.FOLDER
     known = {record.name for record in every}
@@ -97,6 +99,13 @@ def told(checkout: Path, found: Plan, done: bool) -> str:
     lines += [f"DVC's cache stays as it is: {found.why_not}"] if found.why_not else []
     lines += ["" if done else "Nothing was removed. `make gc APPLY=1` does it"]
     return "\n".join(lines).rstrip()
+
+
+def _branches(checkout: Path) -> list[str]:
+    """Runs that have a branch of `make promote`."""
+    if not head(checkout):
+        return []
+    return git(checkout, "for-each-ref", "--format=%(refname:lstrip=3)", "refs/heads/promoted").splitlines()
 
 
 def _tree(checkout: Path, record: records.Record) -> Path | None:

@@ -152,6 +152,10 @@ def test_a_run_at_work_is_left_alone_and_so_is_the_cache(toy, capsys: pytest.Cap
             assert "run 'working' is at work in process" in capsys.readouterr().err
         finally:
             holder.kill()
+    subprocess.run(["git", "-C", str(toy.root), "branch", "promoted/working"], check=True)
+    assert gc.main(["--root", str(toy.root), "--remove", "working", "--apply"]) == 2
+    assert "run 'working' is promoted, and stays" in capsys.readouterr().err
+    subprocess.run(["git", "-C", str(toy.root), "branch", "-D", "promoted/working"], check=True)
     assert gc.main(["--root", str(toy.root), "--remove", "working", "--apply"]) == 0  # killed: then it may go
     assert not (toy.root / "workspaces/working").exists() and not garbage.exists()
     assert toy.dvc("status").stdout.strip() == "Data and pipelines are up to date."
