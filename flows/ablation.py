@@ -13,7 +13,7 @@ from prefect.client.schemas import State
 from prefect.runtime import flow_run
 from prefect.states import Completed, Failed
 
-from flows import ablation_results, agenda, members, standing, sweep
+from flows import ablation_results, agenda, killed, members, orphan, standing, sweep
 from flows.agenda import Agenda
 from flows.command import Lifeline
 from flows.members import Member
@@ -41,7 +41,13 @@ class Order:
     lifeline: Lifeline
 
 
-@flow(name="ablation", flow_run_name="{ablation}", persist_result=False, validate_parameters=False)
+@flow(
+    name="ablation",
+    flow_run_name="{ablation}",
+    persist_result=False,
+    validate_parameters=False,
+    on_crashed=[killed.on_crashed],
+)
 @sweep.parameters
 def ablation(ablation: str, other_code: OtherCode = "refuse", **definition: Any) -> State[str]:
     """Runs what is missing of a sweep and ends in a figure and a table of mean and spread over seeds.
@@ -54,6 +60,7 @@ def ablation(ablation: str, other_code: OtherCode = "refuse", **definition: Any)
         other_code: Of members that other code finished. refuse tells them and starts nothing; take takes them as they are; renew runs
             them again.
     """
+    orphan.watch()
     try:
         return Completed(data=run_ablation(Path.cwd(), ablation, definition, other_code))
     except (ValueError, MemberFailedError) as error:  # said in full already; Prefect would print a traceback of ours

@@ -1,6 +1,7 @@
 """`python -m flows.deploy`: serves the end-to-end flow to a Prefect server, one deployment for each whole recipe.
 
-Start it in the project's folder, which its runs work in, with PREFECT_API_URL naming the server. `make up` does both.
+Start it in the project's folder, which its runs work for, with PREFECT_API_URL naming the server. `make up` does both.
+`prefect deploy --all` registers the same deployments with a work pool instead; prefect.yaml takes their values from here.
 """
 
 import logging
@@ -12,11 +13,32 @@ from typing import Any
 from flows import form, graph, presets
 
 POLL_S = 2.0  # Prefect's own 10 s is long for a person who has just pressed Run
+RUNS = 2
 
 
-def parameters(root: Path, recipe: str) -> dict[str, Any]:
-    """What the sections of the form of deployment `recipe` are filled with; what is said of the run has defaults of its own."""
-    return {word: form.to_form(word, values) for word, values in presets.recipe(root, recipe).items()}
+def parameters(root: Path, name: str) -> dict[str, Any]:
+    """What the sections of the form of deployment `name` are filled with; what is said of the run has defaults of its own."""
+    return {word: form.to_form(word, values) for word, values in presets.recipe(root, name).items()}
+
+
+def recipe(name: str) -> dict[str, Any]:
+    """The build step of prefect.yaml: {parameters, description, checkout} of the deployment `name`, from the current folder."""
+    root = Path.cwd()
+    return {
+        "parameters": parameters(root, name),
+        "description": presets.description(root, name),
+        "checkout": str(root),
+    }
+
+
+def runs() -> int:
+    """How many runs go at once: RUNS of the environment. Raises ValueError for a text that is no such number."""
+    text = os.environ.get("RUNS") or str(RUNS)
+    if not text.isdigit() or int(text) < 1:
+        raise ValueError(
+            f"RUNS is {text!r}; it must be at least 1, the number of runs that go at once; others wait as Late"
+        )
+    return int(text)
 
 
 def main() -> int:
@@ -28,8 +50,9 @@ def main() -> int:
                 "PREFECT_API_URL is not set; it must name a Prefect server, as in http://127.0.0.1:4200/api. `make up` "
                 "starts one and serves the deployments"
             )
+        limit = runs()
         graph.words(root)
-        recipes = {name: parameters(root, name) for name in presets.recipes(root)}
+        recipes = {name: recipe(name) for name in presets.recipes(root)}
         if not recipes:
             raise ValueError(
                 f"{root / 'params' / 'presets'} holds no whole recipe, a file with a section for every stage of "
@@ -38,31 +61,27 @@ def main() -> int:
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    _serve(recipes, limit)
+    return 0
 
+
+def _serve(recipes: dict[str, dict[str, Any]], limit: int) -> None:
     from prefect import serve  # imports Prefect: only once the input is known to be good
     from prefect.types.entrypoint import EntrypointType
 
     from flows.pipeline import pipeline
 
     logging.getLogger("prefect.runner").setLevel(logging.INFO)
-    # Runs work in this one folder, so they take turns; one that waits shows as Late.
     deployments: Any = [  # to_deployment is a coroutine only inside a loop
         pipeline.to_deployment(
             name,
-            parameters=values,
-            description=presets.description(root, name),
+            parameters=about["parameters"],
+            description=about["description"],
             entrypoint_type=EntrypointType.MODULE_PATH,
         )
-        for name, values in recipes.items()
+        for name, about in recipes.items()
     ]
-    serve(
-        *deployments,
-        limit=1,
-        pause_on_shutdown=False,
-        print_starting_message=False,
-        query_seconds=POLL_S,
-    )
-    return 0
+    serve(*deployments, limit=limit, pause_on_shutdown=False, print_starting_message=False, query_seconds=POLL_S)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from prefect.futures import PrefectConcurrentFuture
 from prefect.runtime import flow_run
 from prefect.states import Completed, Failed
 
-from flows import artifacts, experiment, form, graph, hashes, preflight, summary, supervisor, workspace
+from flows import artifacts, experiment, form, graph, hashes, orphan, preflight, summary, supervisor, workspace
 from flows.check import check
 from flows.command import Lifeline
 from flows.records import Record
@@ -86,6 +86,7 @@ def pipeline(
         uncommitted: carry takes uncommitted changes of the checkout along and records them; refuse stops where there are any.
         in_place: Works in the checkout itself, one run at a time, and writes the values into its params.
     """
+    orphan.watch()
     owner = f"prefect:{flow_run.get_id()}"
     request = Request(owner, stages, force, parallel, sections, uncommitted, in_place)
     try:

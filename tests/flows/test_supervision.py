@@ -1,0 +1,189 @@
+"""The promise of the doors: whatever ends a run, its stages' whole process trees end within 10 s and DVC's locks are clean."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import yaml
+from mlflow import MlflowClient
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.objects import FlowRun
+from prefect.states import Cancelling
+
+from components.stage import canonical_yaml, read_yaml
+
+pytestmark = pytest.mark.faults
+
+PROJECT = Path(__file__).parents[2]
+LIMIT_S = 10.0
+WORDS = ("prepare", "davis", "clevr", "report")
+# One member says goodbye on SIGINT; the other one ignores all but SIGKILL and hides a child in a session of its own.
+POLITE = """import os, time
+print('pid', os.getpid(), flush=True)
+try: time.sleep(600)
+except KeyboardInterrupt: print('saved', flush=True)"""
+HANG = f"""
+if [ $1 = shapes ]; then exec python -c "{POLITE}"; fi
+trap '' INT TERM
+setsid sleep 600 &
+echo pid $$
+sleep 600
+"""
+
+
+@pytest.fixture
+def recipe(tracked: Any) -> Any:
+    """The toy with one whole recipe, named toy, and a stage that hangs."""
+    (tracked.root / "params/presets").mkdir()
+    sections = {word: read_yaml(tracked.root / f"params/{word}.yaml") for word in WORDS}
+    (tracked.root / "params/presets/toy.yaml").write_text(canonical_yaml(sections))
+    tracked.works = (tracked.root / "scripts/prepare.sh").read_text()
+    tracked.script("prepare", HANG)
+    return tracked
+
+
+class Door:
+    """A process that starts runs, and the deployment that it takes them from."""
+
+    def __init__(self, toy: Any, process: subprocess.Popen[bytes], until: Callable[..., None]) -> None:
+        self.toy, self.process, self.until = toy, process, until
+
+    def hanging(self, name: str) -> tuple[FlowRun, psutil.Process, list[psutil.Process]]:
+        """A run in the middle of two stages: it, its flow's process, and every process below the door."""
+        with get_client(sync_client=True) as client:
+            (deployment,) = [one for one in client.read_deployments() if one.name == "toy"]
+            run = client.create_flow_run_from_deployment(deployment.id, name=name)
+        logs = [self.toy.root / "logs" / name / f"prepare@{member}.log" for member in ("shapes", "shapes_video")]
+        self.until(lambda: all(log.exists() and "\npid " in log.read_text() for log in logs))
+        tree = psutil.Process(self.process.pid).children(recursive=True)
+        (flow,) = [one for one in tree if any("supervisor.py" in " ".join(child.cmdline()) for child in one.children())]
+        assert [one.name() for one in tree].count("sleep") == 2
+        return run, flow, tree
+
+
+@pytest.fixture
+def served(recipe: Any, prefect: str, until: Callable[..., None]) -> Iterator[Door]:
+    yield from door(recipe, prefect, until, [sys.executable, "-m", "flows.deploy"])
+
+
+@pytest.fixture
+def worker(recipe: Any, prefect: str, until: Callable[..., None]) -> Iterator[Door]:
+    """A process worker, with the project's own prefect.yaml but for the recipe's name."""
+    config = yaml.safe_load((PROJECT / "prefect.yaml").read_text())
+    first = config["deployments"][0] | {
+        "name": "toy",
+        "build": [{"flows.deploy.recipe": {"id": "recipe", "name": "toy"}}],
+    }
+    (recipe.root / "prefect.yaml").write_text(canonical_yaml(config | {"deployments": [first]}))
+    environment = os.environ | {"PREFECT_API_URL": prefect, "PREFECT_WORKER_QUERY_SECONDS": "2"}
+    words = [sys.executable, "-m", "prefect", "--no-prompt"]
+    for command in (["work-pool", "create", "stop", "--type", "process", "--overwrite"], ["deploy", "--all"]):
+        done = subprocess.run([*words, *command], cwd=recipe.root, env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+    start = [*words, "worker", "start", "--pool", "stop", "--type", "process"]
+    yield from door(recipe, prefect, until, start, PREFECT_WORKER_QUERY_SECONDS="2")
+
+
+def door(toy: Any, prefect: str, until: Callable[..., None], command: list[str], **settings: str) -> Iterator[Door]:
+    """Starts the command that takes runs; a killed one is not missed."""
+    environment = os.environ | {"PREFECT_API_URL": prefect, "MLFLOW_UI_URL": "http://127.0.0.1:5000"} | settings
+    with (toy.root / "door.log").open("w") as log:
+        process = subprocess.Popen(command, cwd=toy.root, env=environment, stdout=log, stderr=log)
+    with get_client(sync_client=True) as client:
+
+        def ready() -> list[Any]:
+            assert process.poll() is None, (toy.root / "door.log").read_text()
+            return [one for one in client.read_deployments() if one.name == "toy" and one.status == "READY"]
+
+        until(ready)
+        yield Door(toy, process, until)
+        process.kill()
+        process.wait()
+        for one in ready_or_not(client):
+            client.delete_deployment(one.id)
+
+
+def ready_or_not(client: Any) -> list[Any]:
+    return [one for one in client.read_deployments() if one.name == "toy"]
+
+
+def all_end(tree: list[psutil.Process], started: float) -> float:
+    """Seconds from `started` until no process of the tree is left."""
+    psutil.wait_procs(tree, timeout=60)
+    left = [one for one in tree if one.is_running() and one.status() != psutil.STATUS_ZOMBIE]
+    took = time.monotonic() - started
+    assert not left, left
+    return took
+
+
+def statuses(toy: Any) -> dict[str, str]:
+    client = MlflowClient(f"sqlite:///{toy.root / 'mlflow.db'}")
+    experiments = [experiment.experiment_id for experiment in client.search_experiments()]
+    return {str(row.info.run_name): row.info.status for row in client.search_runs(experiments)}
+
+
+def state_of(run: FlowRun) -> str:
+    with get_client(sync_client=True) as client:
+        state = client.read_flow_run(run.id).state
+    return state.name if state and state.name else ""
+
+
+def locks_are_clean(toy: Any, name: str) -> None:
+    """DVC works in the run's tree at once, without waiting for a lock."""
+    tree = type(toy)(toy.root / "workspaces" / name / "tree")
+    tree.script("prepare", toy.works)
+    again = tree.dvc("repro", "--single-item", "prepare@shapes")
+    assert again.returncode == 0, again.stderr
+    assert tree.locked() == {"prepare@shapes"}
+
+
+@pytest.fixture(params=["served", "worker"])
+def entrance(request: pytest.FixtureRequest) -> Door:
+    """Both doors, one after the other."""
+    door: Door = request.getfixturevalue(request.param)
+    return door
+
+
+def test_cancel(entrance: Door, recipe: Any, until: Callable[..., None]) -> None:
+    run, _, tree = entrance.hanging("cancelled")
+    with get_client(sync_client=True) as client:
+        started = time.monotonic()
+        client.set_flow_run_state(run.id, Cancelling())  # what the button does
+    took = all_end(tree, started)
+    print("took", took)
+    assert took < LIMIT_S
+    until(lambda: state_of(run) == "Cancelled")
+    assert statuses(recipe)["cancelled"] == "KILLED"
+    assert "saved" in (recipe.root / "logs/cancelled/prepare@shapes.log").read_text()
+    locks_are_clean(recipe, run.name)
+
+
+def test_the_door_dies(entrance: Door, recipe: Any, until: Callable[..., None]) -> None:
+    run, _, tree = entrance.hanging("orphaned")
+    started = time.monotonic()
+    entrance.process.send_signal(signal.SIGKILL)
+    took = all_end(tree, started)
+    print("took", took, state_of(run))
+    assert took < LIMIT_S
+    until(lambda: state_of(run) == "Crashed")
+    assert statuses(recipe)["orphaned"] == "KILLED"
+    locks_are_clean(recipe, run.name)
+
+
+def test_the_flow_dies(entrance: Door, recipe: Any, until: Callable[..., None]) -> None:
+    run, flow, tree = entrance.hanging("shot")
+    started = time.monotonic()
+    flow.send_signal(signal.SIGKILL)
+    took = all_end(tree, started)
+    print("took", took, state_of(run), statuses(recipe))
+    assert took < LIMIT_S
+    until(lambda: state_of(run) == "Crashed")
+    until(lambda: statuses(recipe)["shot"] == "KILLED")  # by the door, which is alive
+    locks_are_clean(recipe, run.name)
