@@ -81,6 +81,25 @@ def finish_pipeline(
         run.end(status)
 
 
+def close_killed(checkout: Path, run_id: str, stage: str = "") -> None:
+    """Ends as KILLED what was killed before it could say so itself: the run of one `stage`, by DVC's name, below the row `run_id`.
+
+    Without a stage, the row and all that is below it. What has ended already stays as it is.
+    """
+    from mlflow import MlflowClient
+
+    if not run_id or uri(checkout) == f"sqlite:///{checkout / 'mlflow.db'}" and not (checkout / "mlflow.db").is_file():
+        return  # a database that is gone has no rows to close, and must not be made anew
+    with tolerant("the status of what was killed"):
+        client = MlflowClient(uri(checkout))
+        row = client.get_run(run_id)
+        below = f"attributes.status = 'RUNNING' AND tags.`mlflow.parentRunId` = '{run_id}'"
+        runs = client.search_runs([row.info.experiment_id], below)
+        wanted = [run for run in runs if not stage or run.data.tags.get("stage") == stage.replace("@", "/", 1)]
+        for run in [*wanted, *([row] if not stage and row.info.status == "RUNNING" else [])]:
+            client.set_terminated(run.info.run_id, "KILLED")
+
+
 class Row(NamedTuple):
     """One pipeline run in MLflow's table; `protocols` has the hash of each evaluation by its dotted name (`linear_probe.digits`)."""
 

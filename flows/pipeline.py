@@ -15,7 +15,7 @@ from prefect.futures import PrefectConcurrentFuture
 from prefect.runtime import flow_run
 from prefect.states import Completed, Failed
 
-from flows import artifacts, experiment, form, graph, hashes, orphan, preflight, summary, supervisor, workspace
+from flows import artifacts, experiment, form, graph, hashes, killed, orphan, preflight, summary, supervisor, workspace
 from flows.check import check
 from flows.command import Lifeline
 from flows.records import Record
@@ -64,7 +64,13 @@ def legal_name() -> str:
 
 
 # Parameters are validated by the task `check`, which tells every fault in the words of the contracts.
-@flow(name="end-to-end", flow_run_name=legal_name, persist_result=False, validate_parameters=False)
+@flow(
+    name="end-to-end",
+    flow_run_name=legal_name,
+    persist_result=False,
+    validate_parameters=False,
+    on_crashed=[killed.on_crashed],
+)
 @form.parameters
 def pipeline(
     stages: Sequence[str] = (),
@@ -100,6 +106,7 @@ def run_in(checkout: Path, name: str, request: Request) -> Outcome:
     preflight.check_name(name)
     preflight.check_project(checkout)
     preflight.check_uncommitted(request.uncommitted)
+    killed.close(checkout)
     space = workspace.open_workspace(checkout, name, request.owner, request.uncommitted, request.in_place)
     try:
         with preflight.alone(checkout, name) if space.record.in_place else nullcontext():
@@ -130,7 +137,7 @@ def _run(space: Workspace, request: Request, nodes: list[graph.Node]) -> Outcome
     status, finished = "KILLED", []
     try:
         with nullcontext(request.lifeline) if request.lifeline else Lifeline() as lifeline:
-            run = Run(root, name, checkout / "logs" / name, forced, environment, lifeline)
+            run = Run(root, name, checkout, forced, environment, lifeline)
             rows = run_stages(nodes, run, request.parallel)
         finished = [row["stage"] for row in rows if row["state"] in summary.DONE]
         status = "FINISHED" if len(finished) == len(nodes) else "KILLED" if lifeline.released else "FAILED"

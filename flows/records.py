@@ -3,6 +3,7 @@
 import fcntl
 import json
 import os
+import platform
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -42,6 +43,8 @@ class Record:
     """The git ref of its DVC experiment in the checkout, `refs/exps/…/<run>`; '' while there is none."""
     process: tuple[int, float] = (0, 0.0)
     """Id and start time (s since 1970) of the flow's process."""
+    host: str = ""
+    """The machine or container that process is on; elsewhere its id means nothing."""
 
 
 def folder(checkout: Path, name: str) -> Path:
@@ -88,7 +91,18 @@ def claim(checkout: Path, name: str, owner: str) -> tuple[Record, bool]:
             )
         mine = (os.getpid(), psutil.Process().create_time())
         record = known or Record(name=name, owner=owner, created=now())
-        return write(checkout, replace(record, status="RUNNING", ended="", process=mine)), known is not None
+        record = replace(record, status="RUNNING", ended="", process=mine, host=platform.node())
+        return write(checkout, record), known is not None
+
+
+def settle_killed(checkout: Path) -> list[Record]:
+    """Writes KILLED to the records whose process on this machine is gone although they say RUNNING; these records."""
+    with _alone(checkout):
+        return [
+            write(checkout, replace(record, status="KILLED", ended=now()))
+            for record in every(checkout)
+            if record.status == "RUNNING" and record.host == platform.node() and not alive(record)
+        ]
 
 
 def alive(record: Record) -> bool:

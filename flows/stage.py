@@ -14,7 +14,7 @@ from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas import State
 from prefect.states import Completed, Failed
 
-from flows import artifacts, command
+from flows import artifacts, command, supervisor
 
 terminal = logging.getLogger("flows")
 """What a person at a terminal reads; silent unless the caller gives it a handler."""
@@ -38,13 +38,23 @@ class Run:
 
     root: Path
     name: str
-    logs: Path
-    """Absolute folder of the stages' lines, `logs/<run>` in the checkout."""
+    checkout: Path
     forced: Set[str]
     """Stages that run even if DVC would skip them."""
     environment: Mapping[str, str]
     """Added to this process's environment for the stages."""
     lifeline: command.Lifeline
+
+    @property
+    def logs(self) -> Path:
+        """Absolute folder of the stages' lines."""
+        return self.checkout / "logs" / self.name
+
+    def close_killed(self, stage: str) -> None:
+        """In MLflow, the run of a stage that had no time to close it."""
+        from components import parent_runs  # imports mlflow
+
+        parent_runs.close_killed(self.checkout, self.environment.get("PIPELINE_PARENT_RUN_ID", ""), stage)
 
 
 @task(cache_policy=NO_CACHE, persist_result=False)
@@ -70,6 +80,8 @@ def run_stage(stage: str, timeout_s: float, run: Run) -> State[dict[str, Any]]:
     environment = stage_environment(run.environment)
     ended = command.run(repro, run.lifeline, run.root, environment, log, lines, timeout_s)
     lines.progress.end()
+    if ended.status in (supervisor.CANCELLED, supervisor.TIMED_OUT):
+        run.close_killed(stage)
     state = "failed" if ended.status else "ran" if lines.ran else "cached"
     result = {
         "stage": stage,
