@@ -62,9 +62,10 @@ class Door:
             run = client.create_flow_run_from_deployment(deployment.id, name=name)
         logs = [self.toy.root / "logs" / name / f"prepare@{member}.log" for member in ("shapes", "shapes_video")]
         self.until(lambda: all(log.exists() and "\npid " in log.read_text() for log in logs))
-        tree = psutil.Process(self.process.pid).children(recursive=True)
+        below = psutil.Process(self.process.pid).children
+        self.until(lambda: [one.name() for one in below(recursive=True)].count("sleep") == 2)
+        tree = below(recursive=True)
         (flow,) = [one for one in tree if any("supervisor.py" in " ".join(child.cmdline()) for child in one.children())]
-        assert [one.name() for one in tree].count("sleep") == 2
         return run, flow, tree
 
 
