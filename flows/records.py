@@ -97,7 +97,7 @@ def claim(checkout: Path, name: str, owner: str) -> tuple[Record, bool]:
 
 def settle_killed(checkout: Path) -> list[Record]:
     """Writes KILLED to the records whose process on this machine is gone although they say RUNNING; these records."""
-    with _alone(checkout):
+    with alone(checkout):
         return [
             write(checkout, replace(record, status="KILLED", ended=now()))
             for record in every(checkout)
