@@ -1,9 +1,10 @@
 """The ablation flow: a sweep whose members are experiments, each a run of the pipeline in a workspace and on a page of its own."""
 
 import contextvars
+import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,22 @@ class Order:
     """As `standing.code` of the start; a member that would run other code fails."""
     row: str
     """Id of the ablation's row in MLflow; '' where MLflow refused."""
-    lifeline: Lifeline
+    lifelines: list[Lifeline] = field(default_factory=list)
+    """Of the members that have started."""
+    cancelled: threading.Event = field(default_factory=threading.Event)
+
+    def cancel(self) -> None:
+        """Ends the stages of all members, those that start later included."""
+        self.cancelled.set()
+        for lifeline in self.lifelines:
+            lifeline.release()
+
+    def enlist(self, lifeline: Lifeline) -> Lifeline:
+        """Makes `lifeline` one that `cancel` releases."""
+        self.lifelines.append(lifeline)
+        if self.cancelled.is_set():
+            lifeline.release()
+        return lifeline
 
 
 @flow(
@@ -76,8 +92,7 @@ def run_ablation(checkout: Path, name: str, definition: Mapping[str, Any], other
     say(f"Ablation {name}: {due.outline()}; at most {due.definition.members_at_a_time} run at a time")
     scored = None
     try:
-        with Lifeline() as lifeline:
-            reasons = _run(Order(checkout, name, stages, parallel, standing.code(checkout, stages), row, lifeline), due)
+        reasons = _run(Order(checkout, name, stages, parallel, standing.code(checkout, stages), row), due)
         scored = [ablation_results.scored(checkout, one, due.todo[one.name], reasons) for one in due.members]
     finally:
         if scored is None:
@@ -112,7 +127,7 @@ def failure(scored: Sequence[Scored]) -> str:
 def _run(order: Order, due: Agenda) -> dict[str, str]:
     """Runs members, in this thread where one runs at a time; why each failed, '' for those that finished."""
 
-    # What Prefect shows of a member are the flow's parameters; it would copy the order's lifeline, which then never ended.
+    # What Prefect shows of a member are the flow's parameters; it would copy the lifelines of an order, which then never ended.
     @flow(name="ablation-member", flow_run_name="{name}", persist_result=False, validate_parameters=False)
     def member_page(name: str, values: Mapping[str, Any], seed: int) -> State[None]:
         """One member of an ablation: what it is by its axes, and its seed."""
@@ -131,7 +146,7 @@ def _run(order: Order, due: Agenda) -> dict[str, str]:
             return {name: future.result() for name, future in started.items()}
         except BaseException:  # cancelled: only this thread is told
             pool.shutdown(wait=False, cancel_futures=True)
-            order.lifeline.release()
+            order.cancel()
             raise
 
 
@@ -150,15 +165,11 @@ def run_member(order: Order, member: Member, do: Do) -> State[None]:
         stages = standing.note(order.checkout, member, order.stages)
         tags = {"ablation": order.ablation, "ablation.cell": member.cell.label, "ablation.seed": str(member.seed)}
         tags |= {"mlflow.parentRunId": order.row} if order.row else {}
-        request = Request(
-            standing.owner(order.ablation, name),
-            stages,
-            parallel=order.parallel,
-            sections=member.sections,
-            tags=tags,
-            lifeline=order.lifeline,
+        asked = Request(
+            standing.owner(order.ablation, name), stages, parallel=order.parallel, sections=member.sections, tags=tags
         )
-        run_in(order.checkout, name, request)
+        with Lifeline() as lifeline:
+            run_in(order.checkout, name, replace(asked, lifeline=order.enlist(lifeline)))
     except (ValueError, StageFailedError) as error:
         return Failed(message=str(error), data=error)
     return Completed(message="finished")

@@ -43,7 +43,7 @@ class Request:
     tags: Mapping[str, str] = field(default_factory=dict)
     """For the run's row in MLflow, beside its origin."""
     lifeline: Lifeline | None = None
-    """Of a flow above that runs several at a time in threads, and alone hears of its cancelling; it must outlive the run."""
+    """For a run in a thread, which does not hear of cancelling: whoever hears of it releases this; it must outlive the run."""
 
     def wants(self, node: graph.Node) -> bool:
         """Whether the stage itself was asked for, not just needed by one that was."""
