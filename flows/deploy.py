@@ -1,4 +1,4 @@
-"""`python -m flows.deploy`: serves the end-to-end flow to a Prefect server, one deployment for each whole recipe.
+"""`python -m flows.deploy`: serves the flows to a Prefect server, a deployment for each whole recipe and for each ablation.
 
 Start it in the project's folder, which its runs work for, with PREFECT_API_URL naming the server. `make up` does both.
 `prefect deploy --all` registers the same deployments with a work pool instead; prefect.yaml takes their values from here.
@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from flows import form, graph, presets
+from flows import form, graph, presets, sweep
 
 POLL_S = 2.0  # Prefect's own 10 s is long for a person who has just pressed Run
 RUNS = 2
@@ -27,6 +27,16 @@ def recipe(name: str) -> dict[str, Any]:
     return {
         "parameters": parameters(root, name),
         "description": presets.description(root, name),
+        "checkout": str(root),
+    }
+
+
+def ablation(name: str) -> dict[str, Any]:
+    """The same of the deployment of ablation `name`, from its definition."""
+    root = Path.cwd()
+    return {
+        "parameters": {"ablation": name, **sweep.parse(name, sweep.values(root, name)).model_dump()},
+        "description": sweep.description(root, name),
         "checkout": str(root),
     }
 
@@ -53,6 +63,7 @@ def main() -> int:
         limit = runs()
         graph.words(root)
         recipes = {name: recipe(name) for name in presets.recipes(root)}
+        ablations = {name: ablation(name) for name in sweep.names(root)}
         if not recipes:
             raise ValueError(
                 f"{root / 'params' / 'presets'} holds no whole recipe, a file with a section for every stage of "
@@ -61,25 +72,27 @@ def main() -> int:
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    _serve(recipes, limit)
+    _serve(recipes, ablations, limit)
     return 0
 
 
-def _serve(recipes: dict[str, dict[str, Any]], limit: int) -> None:
+def _serve(recipes: dict[str, dict[str, Any]], ablations: dict[str, dict[str, Any]], limit: int) -> None:
     from prefect import serve  # imports Prefect: only once the input is known to be good
     from prefect.types.entrypoint import EntrypointType
 
+    from flows.ablation import ablation as ablation_flow
     from flows.pipeline import pipeline
 
     logging.getLogger("prefect.runner").setLevel(logging.INFO)
     deployments: Any = [  # to_deployment is a coroutine only inside a loop
-        pipeline.to_deployment(
+        flow.to_deployment(
             name,
             parameters=about["parameters"],
             description=about["description"],
             entrypoint_type=EntrypointType.MODULE_PATH,
         )
-        for name, about in recipes.items()
+        for flow, served in ((pipeline, recipes), (ablation_flow, ablations))
+        for name, about in served.items()
     ]
     serve(*deployments, limit=limit, pause_on_shutdown=False, print_starting_message=False, query_seconds=POLL_S)
 

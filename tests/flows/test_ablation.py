@@ -17,8 +17,9 @@ from PIL import Image
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterParentFlowRunId
 from prefect.client.schemas.sorting import FlowRunSort
+from prefect.exceptions import PrefectHTTPStatusError
 
-from components.stage import canonical_yaml
+from components.stage import canonical_yaml, read_yaml
 from flows import records
 from flows.ablation import ablation
 
@@ -226,6 +227,37 @@ def test_two_members_run_side_by_side(ready, prefect) -> None:
     first, rest = CLEVR.format(notes=notes, protocol="abc").split("\n", 1)
     ready.script("clevr", f"{first}\n{meet}\n{rest}")  # each ends only if the other runs meanwhile
     assert run(ready, grid={HEIGHT: [8]}, members_at_a_time=2).is_completed()
+    assert ran(ready) == ["8 1", "8 2"]
+
+
+@pytest.mark.faults
+def test_the_deployment_of_an_ablation_runs_what_the_form_says(ready, prefect, until) -> None:
+    definition = {"base": [], "grid": {HEIGHT: [8]}, "seeds": [1], "seeded": ["clevr.seed"], "stages": ["clevr"]}
+    definition |= {"metrics": [SCORE], "members_at_a_time": 1, "parallel": 2}
+    (ready.root / "params/ablations").mkdir()
+    (ready.root / "params/ablations/trial.yaml").write_text("# Toys.\n" + canonical_yaml(definition))
+    (ready.root / "params/presets").mkdir()
+    recipe = {word: read_yaml(ready.root / f"params/{word}.yaml") for word in ("prepare", "davis", "clevr", "report")}
+    (ready.root / "params/presets/toy.yaml").write_text(canonical_yaml(recipe))
+    environment, log = os.environ | {"PREFECT_API_URL": prefect}, (ready.root / "notes/deploy.log").open("w")
+    command = [sys.executable, "-m", "flows.deploy"]
+    with (
+        subprocess.Popen(command, cwd=ready.root, env=environment, stdout=log, stderr=log) as process,
+        get_client(sync_client=True) as client,
+    ):
+        until(lambda: [one for one in client.read_deployments() if one.name == "trial" and one.status == "READY"])
+        deployment = client.read_deployment_by_name("ablation/trial")
+        assert deployment.description == "Toys."
+        assert deployment.parameters == definition | {"ablation": "trial", "values": {}, "members": {}}
+        with pytest.raises(PrefectHTTPStatusError, match="409|422"):  # what a schema can tell
+            client.create_flow_run_from_deployment(deployment.id, parameters={"seeds": []})
+        started = client.create_flow_run_from_deployment(deployment.id, parameters={"seeds": [1, 2]})
+        until(lambda: (state := client.read_flow_run(started.id).state) and state.is_final())
+        assert client.read_flow_run(started.id).state_name == "Completed"
+        process.terminate()
+        process.wait(60)
+        for one in client.read_deployments():
+            client.delete_deployment(one.id)
     assert ran(ready) == ["8 1", "8 2"]
 
 
