@@ -34,6 +34,7 @@ class Unneeded:
 def unneeded(checkout: Path, trees: Sequence[Path], experiments: Collection[str]) -> Unneeded:
     """What no branch, no tag, no experiment but `experiments` (git refs), not the checkout and none of the `trees` needs.
 
+    A folder whose list of files is not in the cache, after a disk was full, cannot be restored from it and keeps nothing there.
     Raises ValueError when DVC cannot read one of them: then nobody knows what it needs.
     """
     found = Unneeded()
@@ -44,9 +45,9 @@ def unneeded(checkout: Path, trees: Sequence[Path], experiments: Collection[str]
                 if repo.root_dir == str(checkout) and _has_git(repo):
                     staying = [ref for ref in exp_refs(repo.scm) if str(ref) not in experiments]
                     revisions = list(exp_commits(repo.scm, staying)) if staying else []
-                    needed = repo.used_objs(all_branches=True, all_tags=True, revs=revisions)
+                    needed = repo.used_objs(all_branches=True, all_tags=True, revs=revisions, force=True)
                 else:
-                    needed = repo.used_objs()
+                    needed = repo.used_objs(force=True)
                 found.used.update(*needed.values())
             kept = set[str]()
             for store in _stores(repos[0]):
@@ -56,6 +57,9 @@ def unneeded(checkout: Path, trees: Sequence[Path], experiments: Collection[str]
                         kept.add(name)
                     else:
                         found.objects.append(Path(store.oid_to_path(name)))
+            found.objects += sorted(
+                Path(repos[0].cache.local_cache_dir).rglob(".*.tmp")
+            )  # what a full disk or a kill left
             found.entries = [path for path in _entries(repos[0]) if not _outputs(path) <= kept]
     except DvcException as error:
         cause = f"{error}: {error.__cause__}" if error.__cause__ else str(error)
@@ -68,6 +72,8 @@ def clear(checkout: Path, trees: Sequence[Path], found: Unneeded) -> None:
     with _locked([checkout, *trees]) as repos:
         for store in _stores(repos[0]):
             gc(store, found.used)
+        for path in found.objects:
+            remove(path)  # those that are no objects yet
         for path in found.entries:
             remove(path)
             for folder in (path.parent, path.parent.parent):

@@ -15,7 +15,20 @@ from prefect.futures import PrefectConcurrentFuture
 from prefect.runtime import flow_run
 from prefect.states import Completed, Failed
 
-from flows import artifacts, experiment, form, graph, hashes, killed, orphan, preflight, summary, supervisor, workspace
+from flows import (
+    artifacts,
+    experiment,
+    form,
+    graph,
+    hashes,
+    killed,
+    orphan,
+    preflight,
+    storage,
+    summary,
+    supervisor,
+    workspace,
+)
 from flows.check import check
 from flows.command import Lifeline
 from flows.records import Record
@@ -105,6 +118,7 @@ def run_in(checkout: Path, name: str, request: Request) -> Outcome:
     """One run of the project in the folder `checkout`, inside any flow. Raises as `pipeline` does."""
     preflight.check_name(name)
     preflight.check_project(checkout)
+    storage.check(checkout)
     preflight.check_uncommitted(request.uncommitted)
     killed.close(checkout)
     space = workspace.open_workspace(checkout, name, request.owner, request.uncommitted, request.in_place)

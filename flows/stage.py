@@ -1,5 +1,6 @@
 """The one Prefect task: a stage of dvc.yaml, which DVC runs or skips."""
 
+import errno
 import logging
 import os
 import sys
@@ -19,6 +20,9 @@ from flows import artifacts, command, supervisor
 terminal = logging.getLogger("flows")
 """What a person at a terminal reads; silent unless the caller gives it a handler."""
 
+FULL = os.strerror(errno.ENOSPC)
+UNSTORED = "ERROR: failed to transfer"
+"""DVC (3.67) says so of a file of a folder, and still ends with 0; its next repro finds the folder missing and runs the stage again."""
 UI_LINES_PER_S = 20  # more would fill Prefect's database; the log file has every line
 DVC_CHATTER = (  # hints for a person typing commands, after each stage
     "Generating lock file",
@@ -82,15 +86,15 @@ def run_stage(stage: str, timeout_s: float, run: Run) -> State[dict[str, Any]]:
     lines.progress.end()
     if ended.status in (supervisor.CANCELLED, supervisor.TIMED_OUT):
         run.close_killed(stage)
-    state = "failed" if ended.status else "ran" if lines.ran else "cached"
+    state = "failed" if ended.status or lines.unstored else "ran" if lines.ran else "cached"
     result = {
         "stage": stage,
         "state": state,
         "seconds": round(time.monotonic() - started, 1),
         "log": str(Path("logs", run.name, log.name)),
     }
-    if ended.status:
-        return Failed(message=failure_message(ended.tail), data=result)
+    if state == "failed":
+        return Failed(message=failure_message([*lines.unstored, *ended.tail]), data=result)
     return Completed(name=state.title(), data=result)
 
 
@@ -104,8 +108,16 @@ def stage_environment(added: Mapping[str, str]) -> dict[str, str]:
 
 
 def failure_message(tail: list[str]) -> str:
-    """The last lines from the stage's own `error: …` on; without one the last 15, as a traceback needs."""
+    """The last lines from the stage's own `error: …` on; without one the last 15, as a traceback needs. Of a full disk, the way out."""
     lines = [line for line in tail if line and not line.startswith(DVC_CHATTER)]
+    unstored = next((line for line in lines if line.startswith(UNSTORED)), "")
+    if full := next((line for line in lines if FULL in line), ""):
+        return (
+            f"error: the disk is full: {full.removeprefix('ERROR: ')}\nMake room (`make gc` shows what no kept run needs), then retry "
+            "this run: what is recorded stays, and the stage goes on from its resume state"
+        )
+    if unstored:
+        return f"error: DVC could not store what the stage made: {unstored.removeprefix('ERROR: ')}"
     errors = [number for number, line in enumerate(lines) if line.startswith("error: ")]
     return "\n".join(lines[errors[0] :] if errors else lines[-15:])
 
@@ -115,6 +127,7 @@ class _Lines:
 
     def __init__(self, stage: str) -> None:
         self.ran = False
+        self.unstored = list[str]()
         self._stage, self._last = stage, ""
         self.progress = artifacts.Progress(stage)
         self._logger = get_run_logger()
@@ -124,6 +137,7 @@ class _Lines:
         running = f"Running stage '{self._stage}':"
         last, self._last = self._last, line
         self.ran |= line == running
+        self.unstored += [line] if line.startswith(UNSTORED) and not self.unstored else []
         if not line or line.startswith(DVC_CHATTER) or last == running:  # then comes the long command of dvc.yaml
             return
         terminal.info("[%s] %s", self._stage, line)
