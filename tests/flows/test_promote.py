@@ -14,13 +14,17 @@ from typing import Any
 import mlflow
 import numpy as np
 import pytest
+import torch
 from dvc.repo import Repo
 from mlflow import MlflowClient
+from PIL import Image
 
 from components import parent_runs
+from components.images.transforms import square
 from components.mim import weights
 from components.mim.encoder import Encoder, EncoderConfig
 from components.mim.initialise import initialise
+from components.probe.extraction import columns, encode
 from components.stage import read_yaml
 from flows import records
 from flows.promote import main
@@ -337,3 +341,48 @@ def test_the_command_and_the_flows_say_the_same(
     assert "champion is again version 1" in flow_back()
     assert main(["--rollback"]) == 2
     assert "there is none to go back to" in capsys.readouterr().err
+
+
+@pytest.mark.faults
+def test_a_real_run_is_promoted_loaded_and_reproduced_elsewhere(
+    checkout: Path, prefect: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The committed graph at toy size, from the flow to a second clone that trains nothing."""
+    from flows.pipeline import pipeline
+
+    monkeypatch.chdir(checkout)
+    pipeline.with_options(flow_run_name="real")()
+    dvc(checkout, "remote", "add", "--local", "-d", "store", str(tmp_path / "store"))
+    before = state(checkout)
+    promote(checkout, Request("real"))
+    after = state(checkout)
+    assert (after["head"], after["status"], after["champion"]) == (before["head"], before["status"], "1")
+    version = client(checkout).get_model_version_by_alias("encoder", "champion")
+    assert {"dvc.models/encoder.safetensors", "dvc.data/prepared/shapes", "metric.davis/jf_mean"} <= version.tags.keys()
+    assert len([key for key in version.tags if key.startswith("protocol.")]) == 4
+
+    second = tmp_path / "second"
+    git(tmp_path, "clone", "-q", "-b", "promoted/real", str(checkout), str(second))
+    shutil.move(checkout / ".dvc", tmp_path / "gone")
+    dvc(second, "remote", "add", "-d", "store", str(tmp_path / "store"))
+    dvc(second, "pull", "--run-cache")
+    told = dvc(second, "repro")
+    assert "Running stage" not in told and "didn't change, skipping" in told
+    assert "real" not in git(second, "status", "--porcelain") and (second / "report.html").is_file()
+
+    images = np.random.default_rng(0).integers(0, 256, (4, 40, 32, 3), np.uint8)
+    np.save(tmp_path / "images.npy", images)
+    code = (
+        "import mlflow, numpy as np; model = mlflow.pyfunc.load_model('models:/encoder@champion'); "
+        "np.save('embeddings.npy', model.predict(np.load('images.npy')))"
+    )
+    where = {"MLFLOW_TRACKING_URI": f"sqlite:///{checkout / 'mlflow.db'}"}
+    environment = {key: text for key, text in os.environ.items() if key != "PYTHONPATH"} | where
+    subprocess.run([sys.executable, "-P", "-c", code], cwd=tmp_path, env=environment, check=True)
+    encoder, view = (
+        weights.load_encoder(second / "models/encoder.safetensors"),
+        square(32, "short_side_center_crop", 32),
+    )
+    pixels = torch.from_numpy(np.stack([view(Image.fromarray(image)) for image in images]))
+    own = encode(encoder, pixels, 4)[:, columns(encoder, 4)["last"]].numpy()
+    np.testing.assert_allclose(np.load(tmp_path / "embeddings.npy"), own, atol=1e-6, rtol=0)
