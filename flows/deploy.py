@@ -1,4 +1,4 @@
-"""`python -m flows.deploy`: serves the flows to a Prefect server, a deployment for each whole recipe and for each ablation.
+"""`python -m flows.deploy`: serves the flows to a Prefect server: a deployment for each whole recipe, each ablation, promote, rollback.
 
 Start it in the project's folder, which its runs work for, with PREFECT_API_URL naming the server. `make up` does both.
 `prefect deploy --all` registers the same deployments with a work pool instead; prefect.yaml takes their values from here.
@@ -82,6 +82,7 @@ def _serve(recipes: dict[str, dict[str, Any]], ablations: dict[str, dict[str, An
 
     from flows.ablation import ablation as ablation_flow
     from flows.pipeline import pipeline
+    from flows.promote import promote, rollback
 
     logging.getLogger("prefect.runner").setLevel(logging.INFO)
     deployments: Any = [  # to_deployment is a coroutine only inside a loop
@@ -94,6 +95,8 @@ def _serve(recipes: dict[str, dict[str, Any]], ablations: dict[str, dict[str, An
         for flow, served in ((pipeline, recipes), (ablation_flow, ablations))
         for name, about in served.items()
     ]
+    for other in (promote, rollback):
+        deployments.append(other.to_deployment(other.name, entrypoint_type=EntrypointType.MODULE_PATH))
     serve(*deployments, limit=limit, pause_on_shutdown=False, print_starting_message=False, query_seconds=POLL_S)
 
 

@@ -44,9 +44,10 @@ def promote(checkout: Path, request: Request) -> str:
         commit, name = branch.commit(checkout, record), f"promoted/{record.name}"
         branch.check(checkout, name, commit)
         with snapshot.snapshot(checkout, commit) as files:
-            encoder = files.fetch(lineage.ENCODER)
-            tags = {"git.branch": name, "git.commit": commit} | lineage.tags(record, row, files.tree, encoder)
-            branch.create(checkout, name, commit)
+            with records.alone(checkout):  # `make gc` keeps what a branch names
+                encoder = files.fetch(lineage.ENCODER)
+                tags = {"git.branch": name, "git.commit": commit} | lineage.tags(record, row, files.tree, encoder)
+                branch.create(checkout, name, commit)
             if remote:
                 terminal.info("pushing data, checkpoints and run cache to %s (%s)", remote.name, remote.url)
                 files.push(checkout / "logs" / record.name / "promote.log")
