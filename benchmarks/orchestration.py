@@ -26,6 +26,8 @@ from flows.stage import stage_environment
 
 ROOT = Path(__file__).parents[1]
 SCRATCH = tempfile.TemporaryDirectory()
+NAME = f"orchestration-{datetime.now():%Y%m%d-%H%M%S}"  # a name belongs to one run
+TREE = ROOT / "workspaces" / f"{NAME}-0" / "tree"  # where the first run worked
 
 
 def main() -> None:
@@ -59,7 +61,7 @@ def submitted(number: int) -> dict[str, Any]:
     with get_client(sync_client=True) as client:
         deployment = client.read_deployment_by_name("end-to-end/demo")
         since = time.time()
-        run = client.create_flow_run_from_deployment(deployment.id, name=f"orchestration-{number}")
+        run = client.create_flow_run_from_deployment(deployment.id, name=f"{NAME}-{number}")
         while not (state := client.read_flow_run(run.id).state) or not state.is_final():
             time.sleep(0.05)
         end = time.time() - since
@@ -98,18 +100,18 @@ def direct_report() -> None:
     """The command of dvc.yaml, its outputs elsewhere."""
     from components.stage import read_yaml
 
-    words = shlex.split(read_yaml(ROOT / "dvc.yaml")["stages"]["report"]["cmd"])
+    words = shlex.split(read_yaml(TREE / "dvc.yaml")["stages"]["report"]["cmd"])
     with tempfile.TemporaryDirectory() as folder:
         for flag in ("--report", "--table", "--run"):
             place = words.index(flag) + 1
             words[place] = str(Path(folder) / Path(words[place]).name)
-        subprocess.run(words, cwd=ROOT, env=environment(), check=True, capture_output=True)
+        subprocess.run(words, cwd=TREE, env=environment(), check=True, capture_output=True)
 
 
 def report_through_dvc() -> None:
     repro = [sys.executable, "-m", "dvc", "--wait-for-lock", "repro", "--single-item", "-f", "report"]
     with command.Lifeline() as lifeline:
-        ended = command.run(repro, lifeline, ROOT, environment(), ROOT / "logs/orchestration.log", lambda line: None)
+        ended = command.run(repro, lifeline, TREE, environment(), ROOT / "logs/orchestration.log", lambda line: None)
     if ended.status:
         sys.exit("\n".join(ended.tail))
 

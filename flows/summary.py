@@ -88,6 +88,7 @@ def whereabouts(space: Workspace, nodes: Sequence[Node], uri: str, compared: Seq
     lines = [
         "## Where things are",
         "",
+        *[f"- report: {page}" for node in nodes for page in node.outs if page.suffix == ".html" and page.is_file()],
         f"- results: {', '.join(folders)} in {root}",
         f"- MLflow run {name}: {pages[0]}",
         f"- DVC experiment: {f'not saved: {unsaved}' if unsaved else saved}",

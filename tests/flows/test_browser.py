@@ -146,14 +146,16 @@ def test_from_the_form_to_the_comparison(up: Any, page: Any) -> None:
     picture(page, "prefect-run")
 
     # One value, three doors and the file that goes on to the next user.
-    assert read_yaml(root / "params/pretrain.yaml")["stop"]["noise_std"] == 0.4
-    locked = read_yaml(root / "dvc.lock")["stages"]["pretrain"]["params"]["params/pretrain.yaml"]
+    tree = root / "workspaces/noise-0.4/tree"
+    assert read_yaml(tree / "params/pretrain.yaml")["stop"]["noise_std"] == 0.4
+    assert read_yaml(root / "params/pretrain.yaml")["stop"]["noise_std"] == 0.25  # the checkout stays as it is
+    locked = read_yaml(tree / "dvc.lock")["stages"]["pretrain"]["params"]["params/pretrain.yaml"]
     assert locked["stop"]["noise_std"] == 0.4
     client = MlflowClient(f"sqlite:///{root / 'mlflow.db'}")
     rows = {row.info.run_name: row for row in client.search_runs(["1"], "tags.trigger = 'prefect'")}
     values = {name: row.data.params["pretrain.stop.noise_std"] for name, row in rows.items()}
     assert values == {"noise-0.25": "0.25", "noise-0.4": "0.4"}
-    exported = (root / "models/encoder.safetensors").read_bytes()
+    exported = (tree / "models/encoder.safetensors").read_bytes()
     header = json.loads(exported[8 : 8 + int.from_bytes(exported[:8], "little")])
     assert json.loads(header["__metadata__"]["model"])["about"]["params"]["stop"]["noise_std"] == 0.4
 

@@ -58,6 +58,8 @@ def children(root: Path, parent: str) -> dict[str, Any]:
 def test_flow_dvc_and_mlflow_agree_on_every_number(checkout: Path, prefect: str, monkeypatch) -> None:
     monkeypatch.chdir(checkout)
     text = pipeline.with_options(flow_run_name="toy")()
+    assert not (checkout / "metrics").exists() and not (checkout / "dvc.lock").exists()
+    dvc(checkout, "exp", "apply", "toy")  # what the run made, in the checkout from here on
     stages = {node.name.replace("@", "/") for node in graph.read(checkout)}
     shown, parent = dvc_metrics(checkout), newest_parent(checkout)
     assert {name.rpartition("/")[0] for name in shown} == stages - {"report"}
