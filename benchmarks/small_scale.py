@@ -116,7 +116,7 @@ def print_tables(rows: dict[str, list[Row]], pixels: dict[str, float]) -> None:
     print("\n| seed by seed: noise / no noise | " + " | ".join(METRICS) + " | effective rank |")
     print("|---" * (len(METRICS) + 2) + "|")
     for number, (a, b) in enumerate(zip(noise, plain, strict=True)):
-        keys = [*METRICS.values(), "pretrain/effective_rank"]
+        keys = [*METRICS.values(), "pretrain/effective_rank_final"]
         print(f"| {number} | " + " | ".join(f"{a[key]:.1f} / {b[key]:.1f}" for key in keys) + " |")
     print(f"\nmean ± standard deviation over {len(noise)} seeds, on {os.cpu_count()} cores ({processor()})")
 

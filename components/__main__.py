@@ -56,12 +56,15 @@ def run_stage(arguments: list[str]) -> int:
 
     # Threads that wait for work sleep. Spinning ones cost siblings on the same cores half their speed; read when torch loads.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-    from components import parent_runs, tracking  # imports mlflow: only once the input is known to be good
+    os.environ.pop("MLFLOW_RUN_ID", None)  # it would make this stage write into a run that is not its own
+    from components import tracking  # imports mlflow: only once the input is known to be good
 
     run = importlib.import_module(f"components.{stage}.run").run
     with tracking.stage_run(stage, contract, params, inputs, outputs) as record:
         record.finish(run(params, inputs, outputs))
     if stage == stages.STAGES[-1]:  # the report ends the pipeline
+        from components import parent_runs  # only here: its code is in no stage's fingerprint
+
         parent_runs.record_pipeline()
     return 0
 

@@ -247,7 +247,13 @@ def fingerprint(stage: str, params: Params, inputs: Inputs) -> str:
     A prepared dataset counts by the content hash in its card, so that nothing large is hashed again; a file by its bytes; any
     other folder by its path. Call it when the stage's `run` module is imported.
     """
-    return digest([stage, params.model_dump(), {name: _content(path) for name, path in inputs}, code("components")])
+    return digest([stage, *ingredients(params, inputs).values()])
+
+
+def ingredients(params: Params, inputs: Inputs) -> dict[str, dict[str, Any]]:
+    """What a fingerprint is made of: `params`, `inputs` (a hash of each) and `code` (a hash of each loaded file)."""
+    contents = {name: _content(path) for name, path in inputs}
+    return {"params": params.model_dump(), "inputs": contents, "code": code_files("components")}
 
 
 def file_hash(path: Path) -> str:
@@ -265,9 +271,15 @@ def _content(path: Path) -> str:
 
 def code(*packages: str) -> str:
     """Hash of the source files of all loaded modules that are or are in `packages`, by name and content."""
-    total = hashlib.sha256()
-    for name, module in sorted(sys.modules.items()):
-        source = getattr(module, "__file__", None)
-        if f"{name}.".startswith(tuple(f"{package}." for package in packages)) and source:
-            total.update(f"{name}\0{Path(source).read_text(encoding='utf-8')}\0".encode())
-    return total.hexdigest()
+    return digest(code_files(*packages))
+
+
+def code_files(*packages: str) -> dict[str, str]:
+    """sha256 of the source file of each loaded module that is or is in one of `packages`, by the module's name."""
+    loaded = {name: getattr(module, "__file__", None) for name, module in sys.modules.items()}
+    chosen = tuple(f"{package}." for package in packages)
+    return {
+        name: file_hash(Path(source))
+        for name, source in sorted(loaded.items())
+        if source and f"{name}.".startswith(chosen)
+    }

@@ -50,6 +50,19 @@ def together(folder: Path) -> Iterator[None]:
         yield
 
 
+def in_use(folder: Path) -> bool:
+    """Whether a process is in `folder` now."""
+    lock = _opened(folder) if (folder / LOCK).exists() else None
+    if lock is None:
+        return False
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
+
+
 def finish(folder: Path) -> None:
     """Says that the work in `folder` is done; it may be removed a day later."""
     (folder / FINISHED).touch()

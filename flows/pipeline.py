@@ -1,7 +1,6 @@
 """The end-to-end flow: one Prefect task per stage of dvc.yaml, in the order dvc.yaml states, in a workspace of the run's own."""
 
 import concurrent.futures
-import json
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -144,8 +143,7 @@ def _run(space: Workspace, request: Request, nodes: list[graph.Node]) -> Outcome
     space.know(parent=parent)
     if space.patch:
         parent_runs.attach(checkout, parent, space.patch)
-    environment = {"PIPELINE_PARENT_RUN_ID": parent, "MLFLOW_TRACKING_URI": uri(checkout)}
-    environment["PIPELINE_TAGS"] = json.dumps(origin)
+    environment = parent_runs.stage_environment(checkout, parent, origin)
     forced = {node.name for node in nodes if request.force and request.wants(node)}
     say(f"Run {name}: {len(nodes)} stages, at most {request.parallel} at a time; every line is kept in logs/{name}/")
     status, finished = "KILLED", []

@@ -15,7 +15,7 @@ from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas import State
 from prefect.states import Completed, Failed
 
-from flows import artifacts, command, supervisor
+from flows import artifacts, command
 
 terminal = logging.getLogger("flows")
 """What a person at a terminal reads; silent unless the caller gives it a handler."""
@@ -84,7 +84,7 @@ def run_stage(stage: str, timeout_s: float, run: Run) -> State[dict[str, Any]]:
     environment = stage_environment(run.environment)
     ended = command.run(repro, run.lifeline, run.root, environment, log, lines, timeout_s)
     lines.progress.end()
-    if ended.status in (supervisor.CANCELLED, supervisor.TIMED_OUT):
+    if ended.status:  # the memory's end kills a stage as well
         run.close_killed(stage)
     state = "failed" if ended.status or lines.unstored else "ran" if lines.ran else "cached"
     result = {

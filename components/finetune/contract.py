@@ -122,9 +122,17 @@ class FinetuneMetrics(Scores):
     top1: float = Field(description="finetuned from the pretrained weights, best epoch")
     top1_untrained: float = Field(description="the same recipe and seed from the encoder before its first step")
     top1_gain: float = Field(description="top1 − top1_untrained")
+    top1_final: float = Field(description="percent of the judging images right after the last epoch")
+    top1_best: float = Field(
+        description="the same after best_epoch; the judging images are the scored ones for profile 'paper'"
+    )
+    top1_final_untrained: float = Field(description="top1_final of the encoder before its first step")
+    top1_best_untrained: float = Field(description="top1_best of the encoder before its first step")
     best_epoch: int = Field(description="epoch of top1, from 1; chosen as `profile` says")
     best_epoch_untrained: int = Field(description="epoch of top1_untrained")
-    train_loss: float = Field(description="mean training loss of the last epoch, with augmentation and smoothed labels")
-    train_loss_untrained: float = Field(description="the same from the encoder before its first step")
+    train_loss_final: float = Field(
+        description="mean training loss of the last epoch, with augmentation and smoothed labels"
+    )
+    train_loss_final_untrained: float = Field(description="the same from the encoder before its first step")
     learned_from: int = Field(description="training images, without those held out")
     scored: int = Field(description="test images scored, each once")

@@ -98,19 +98,22 @@ class PretrainOutputs(Outputs):
 
 
 class PretrainMetrics(Metrics):
-    """Last values of the curves, and means. The loss does not tell quality: the targets move with the encoder."""
+    """`<curve>_final` is the last value of a curve, `<curve>_best` its best. The loss does not tell quality: the targets move."""
 
     loss_final: float = Field(description="mean loss over the last tenth of the logged steps")
-    A_norm: float = Field(description="‖A‖, Frobenius")
-    A_norm_l1: float = Field(description="mean |A|, the paper's normalised l1 norm")
-    b_norm: float = Field(description="‖b‖")
-    mask_token_norm: float = Field(description="‖m̃‖; 0 without a mask token")
-    noise_ratio: float = Field(description="rms(A·n) / rms(ψ)")
-    feature_std: float = Field(description="mean standard deviation of pooled target features over a batch")
-    effective_rank: float = Field(description="RankMe of pooled target features over a batch")
-    target_std: float = Field(description="mean standard deviation of the targets over images and patches")
-    context_length: float = Field(description="context patches of each image in the last logged step")
-    mask_coverage: float = Field(description="share of the grid that was context or target in the last logged step")
+    loss_best: float = Field(description="lowest loss of a logged step")
+    A_norm_final: float = Field(description="‖A‖, Frobenius")
+    A_norm_l1_final: float = Field(description="mean |A|, the paper's normalised l1 norm")
+    b_norm_final: float = Field(description="‖b‖")
+    mask_token_norm_final: float = Field(description="‖m̃‖; 0 without a mask token")
+    noise_ratio_final: float = Field(description="rms(A·n) / rms(ψ)")
+    feature_std_final: float = Field(description="mean standard deviation of pooled target features over a batch")
+    effective_rank_final: float = Field(description="RankMe of pooled target features over a batch")
+    target_std_final: float = Field(description="mean standard deviation of the targets over images and patches")
+    context_length_final: float = Field(description="context patches of each image in the last logged step")
+    mask_coverage_final: float = Field(
+        description="share of the grid that was context or target in the last logged step"
+    )
     collapsed: float = Field(description="1 if the collapse rule applied at any logged step, else 0")
     images_per_second_mean: float = Field(description="over all workers and all steps")
     steps: float = Field(description="updates made")

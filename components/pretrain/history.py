@@ -1,12 +1,14 @@
 """The curves on their way from Ray's controller process to the person and to MLflow.
 
-The controller appends one JSON line a logged step; the stage's own process follows the file. So
-the numbers are on disk whatever happens, and MLflow is written by one process only.
+The controller appends one JSON line a logged step; the stage's own process follows the file. So the numbers are on disk whatever
+happens, and MLflow is written by one process only. A person sees a step at once; MLflow gets it with the next checkpoint, because a
+restart computes what came after the last one again.
 """
 
 import csv
 import json
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +17,7 @@ from typing import Any
 import ray.train
 
 from components import progress, tracking
+from components.stage import atomic
 
 Row = Mapping[str, float]  # not from `loop`: the controller process should start without torch and timm
 
@@ -27,53 +30,104 @@ class HistoryWriter(ray.train.UserCallback):  # type: ignore[misc]
 
     def after_report(self, run_context: Any, metrics: Sequence[Mapping[str, float]], checkpoint: Any) -> None:
         """Called by Ray once all ranks have reported a step."""
+        # rank 0's, which the checkpoint keeps too: its values are global
+        line = {**metrics[0], "time": int(time.time() * 1000), "checkpoint": checkpoint is not None}
         with self._path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(metrics[0]) + "\n")  # rank 0's, which the checkpoint keeps too: its values are global
+            file.write(json.dumps(line) + "\n")
+
+
+def continued(path: Path, rows: Sequence[Row]) -> None:
+    """Makes the file hold `rows`, those of the checkpoint that training goes on from, and nothing that came after it."""
+    times = {}
+    for text in path.read_text(encoding="utf-8").splitlines() if path.is_file() else ():
+        try:
+            line = json.loads(text)
+        except json.JSONDecodeError:  # a killed run may have left half a line
+            continue
+        times[line["step"]] = line["time"]
+    now = int(time.time() * 1000)
+    lines = [{**row, "time": times.get(row["step"], now), "checkpoint": row is rows[-1]} for row in rows]
+    with atomic(path) as temporary:
+        temporary.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
 
 
 @contextmanager
-def following(path: Path, steps: int, draw: Callable[[Sequence[Row]], None]) -> Iterator[None]:
-    """Prints and logs the rows of `path` as they appear, each step once, also those of an attempt that was cut short.
+def following(
+    path: Path, steps: int, draw: Callable[[Sequence[Row]], None], saved: Callable[[int], None]
+) -> Iterator[None]:
+    """Prints the rows that are added to `path` as they appear, and logs them as checkpoints come, each step once.
 
-    `draw` gets all rows so far at each tenth of the `steps`; the last drawing is the caller's.
+    `draw` gets all rows so far at each tenth of the `steps`; the last drawing is the caller's. `saved` gets the step of each checkpoint.
     """
-    stop = threading.Event()
-    follower = threading.Thread(target=_follow, args=(path, steps, draw, stop))
-    path.touch()
-    text = path.read_text(encoding="utf-8")
-    path.write_text(text[: text.rfind("\n") + 1], encoding="utf-8")  # a killed run may have left half a line
-    follower.start()
+    stop, follower = threading.Event(), _Follower(path, steps, draw, saved)
+    thread = threading.Thread(target=follower.follow, args=(stop,))
+    thread.start()
     try:
         yield
+    except (
+        ValueError
+    ):  # training's own verdict, to which a restart would come again: its last steps belong to the curves
+        follower.complete = True
+        raise
     finally:
         stop.set()
-        follower.join()
+        thread.join()
 
 
-def _follow(path: Path, steps: int, draw: Callable[[Sequence[Row]], None], stop: threading.Event) -> None:
-    rows, buffer, due, warned = list[Row](), "", steps / 10, False
-    with path.open(encoding="utf-8") as file:
-        while True:
-            ended = stop.wait(0.5)
-            *lines, buffer = (buffer + file.read()).split("\n")
-            for row in map(json.loads, lines):
-                # A restart computes the steps after its checkpoint again, to the same numbers.
-                if not rows or row["step"] > rows[-1]["step"]:
-                    rows.append(row)
-                    _show(row, steps)
-                    if row["collapsed"] and not warned:
-                        warned = True
-                        _warn(row)
-            if ended:
-                return
-            if rows and rows[-1]["step"] >= due:
-                draw(rows)
-                due = rows[-1]["step"] + max(steps, 1) / 10
+class _Follower:
+    def __init__(
+        self, path: Path, steps: int, draw: Callable[[Sequence[Row]], None], saved: Callable[[int], None]
+    ) -> None:
+        self._path, self._steps, self._draw, self._saved = path, steps, draw, saved
+        self._rows, self._waiting, self._warned = list[Row](), list[tuple[int, Row]](), False
+        lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+        self._shown = json.loads(lines[-1])["step"] if lines else -1
+        self.complete = False
+
+    def follow(self, stop: threading.Event) -> None:
+        buffer, due = "", self._steps / 10
+        self._path.touch()
+        with self._path.open(encoding="utf-8") as file:
+            while True:
+                ended = stop.wait(0.5)
+                *lines, buffer = (buffer + file.read()).split("\n")
+                for line in map(json.loads, lines):
+                    self._take(line)
+                if ended:
+                    if self.complete:
+                        self._log()
+                    return
+                if self._rows and self._rows[-1]["step"] >= due:
+                    self._draw(self._rows)
+                    due = self._rows[-1]["step"] + max(self._steps, 1) / 10
+
+    def _take(self, line: dict[str, float]) -> None:
+        when, checkpoint = int(line.pop("time")), line.pop("checkpoint")
+        # A restart by Ray itself computes the steps after its checkpoint again, to the same numbers.
+        if not self._rows or line["step"] > self._rows[-1]["step"]:
+            self._rows.append(line)
+            self._waiting.append((when, line))
+            if line["step"] > self._shown:
+                _show(line, self._steps)
+            if line["collapsed"] and not self._warned:
+                self._warned = True
+                _warn(line)
+        if checkpoint:
+            self._log()
+            self._saved(int(line["step"]))
+
+    def _log(self) -> None:
+        """Everything up to here is in a checkpoint, or final."""
+        tracking.log_points(
+            (f"pretrain/{name}", value, when, int(row["step"]))
+            for when, row in self._waiting
+            for name, value in row.items()
+            if name != "step"
+        )
+        self._waiting.clear()
 
 
 def _show(row: Row, steps: int) -> None:
-    curves = {f"pretrain/{name}": value for name, value in row.items() if name != "step"}
-    tracking.log_metrics(curves, step=int(row["step"]))
     done, rate = int(row["step"]), row["images_per_second"]
     per_step = row["seconds_per_step"]
     progress.show(

@@ -22,6 +22,9 @@ from components.pretrain.batches import Batch, Batches
 from components.pretrain.building import build
 from components.pretrain.contract import PretrainParams
 
+CHECKPOINT_S = 600.0
+"""Seconds after which a logged step is a checkpoint as well, whatever `checkpoint_every` says: a restart loses ten minutes at most."""
+
 Row = dict[str, float]
 State = dict[str, Any]
 
@@ -65,7 +68,7 @@ class Trainer:
         self.rule = diagnostics.CollapseRule(
             params.collapse.effective_rank_floor, params.collapse.feature_std_floor, params.collapse.patience
         )
-        self.step, self.history = 0, list[Row]()
+        self.step, self.history, self.saved = 0, list[Row](), time.monotonic()
 
     def state(self) -> State:
         """All that a restart needs; tensors and plain values only."""
@@ -88,10 +91,13 @@ class Trainer:
     def train(self, on_log: Callable[[Row, bool], None]) -> None:
         """Runs to the last step. `on_log(row, checkpoint)` is called every `log_every` steps and whenever a checkpoint is due.
 
+        That is every `checkpoint_every` steps, and at the last logged step before `CHECKPOINT_S` have passed since the one before.
+
         Without any epochs one batch is looked at, and nothing changes. Raises ValueError when the loss is no number, and when
         features have collapsed and `collapse.action` says fail, then after a checkpoint.
         """
         since, first = time.monotonic(), self.step
+        self.saved = since
         if not self.steps and self.history:
             return  # looked at before
         for batch in self.batches.steps(self.step, self.steps or 1):
@@ -109,6 +115,7 @@ class Trainer:
                 row = self._row(done)
                 now = time.monotonic()
                 row |= self._pace(now - since, self.step - first)
+                checkpoint = checkpoint or self._overdue(now, now - since)
                 since, first = now, self.step  # what logging and checkpoints take counts into the next row
                 self._log(row, checkpoint, on_log)
 
@@ -118,11 +125,18 @@ class Trainer:
         row["collapsed"] = float(verdict is not None)
         fail = verdict is not None and self.params.collapse.action == "fail"
         on_log(row, checkpoint or fail)
+        if checkpoint:
+            self.saved = time.monotonic()
         if fail:
             raise ValueError(
                 f"{verdict}; collapse.action is 'fail'. A lower optimisation.lr, a momentum optimisation.ema closer to 1 or a larger "
                 f"batch often helps, below width 768 weight_init fan_in. With collapse.action warn it goes on; new params train anew"
             )
+
+    def _overdue(self, now: float, interval: float) -> bool:
+        """Whether the next logged step, `interval` seconds on, would be too late for a checkpoint on any worker's clock."""
+        late = float(now - self.saved + interval > CHECKPOINT_S)
+        return bool(self.gather(torch.tensor([late], device=self.device)).max())
 
     def set_schedules(self) -> None:
         """Sets the rates of the step to come."""

@@ -23,7 +23,8 @@ from components.figures import curves, spectrum  # noqa: E402
 from components.images.store import Store  # noqa: E402
 from components.mim import diagnostics, weights  # noqa: E402
 from components.mim.encoder import Encoder  # noqa: E402
-from components.pretrain import preview  # noqa: E402
+from components.pretrain import preview, unfinished  # noqa: E402
+from components.pretrain.adopt import latest  # noqa: E402
 from components.pretrain.batches import Batches  # noqa: E402
 from components.pretrain.building import Start, build  # noqa: E402
 from components.pretrain.contract import (  # noqa: E402
@@ -32,13 +33,14 @@ from components.pretrain.contract import (  # noqa: E402
     PretrainOutputs,
     PretrainParams,
 )
-from components.pretrain.history import HistoryWriter, Row, following, write_csv  # noqa: E402
+from components.pretrain.history import HistoryWriter, Row, continued, following, write_csv  # noqa: E402
 from components.pretrain.loop import State  # noqa: E402
 from components.pretrain.training_params import Scale  # noqa: E402
 from components.pretrain.worker import STATE, train_worker  # noqa: E402
 from components.stage import atomic, fingerprint  # noqa: E402
 from components.work import alone, finish  # noqa: E402
 
+HISTORY = "history.jsonl"
 PROJECT = Path(__file__).parents[2]
 
 
@@ -57,29 +59,55 @@ def run(params: PretrainParams, inputs: PretrainInputs, outputs: PretrainOutputs
     folder = outputs.work / mark
     progress.show(f"{steps} steps of {params.optimisation.global_batch_size} images; resume state in {folder}")
     busy = f"another process trains this very model in {folder}; waiting to use what it comes to"
-    with alone(folder, busy), _cluster(params.scale), following(folder / "history.jsonl", steps, _log_curves):
-        _show_masks(params, store, outputs)
+    with alone(folder, busy):
+        about = unfinished.begin(folder, params, inputs, steps)
+        _tell(folder, about)
+        result = _train(params, inputs, outputs, folder, steps)
+        with result.checkpoint.as_directory() as checkpoint:
+            state = torch.load(Path(checkpoint) / STATE, map_location="cpu", weights_only=True)
+        _export(params, about, state, start, outputs)
+        unfinished.note(folder, finished=True)
+        finish(folder)
+    tracking.log_figure(outputs.history)
+    tracking.log_figure(outputs.spectrum)
+    _log_curves(state["history"])
+    return _metrics(params, state)
+
+
+def _tell(folder: Path, about: unfinished.About) -> None:
+    """Where this work goes on from, or what else it could."""
+    if source := unfinished.origin(about):
+        progress.show(f"goes on from {source}")
+        tracking.log_tags({"resumed_from": source})
+    if lines := unfinished.announcement(folder):
+        progress.show("\n".join(lines))
+
+
+def _train(
+    params: PretrainParams, inputs: PretrainInputs, outputs: PretrainOutputs, folder: Path, steps: int
+) -> Result:
+    """The training itself, from the newest checkpoint in `folder` if there is one."""
+    saved = latest(folder)
+    continued(folder / HISTORY, saved["history"] if saved else [])
+
+    def note(step: int) -> None:
+        unfinished.note(folder, step=step)
+
+    with _cluster(params.scale), following(folder / HISTORY, steps, _log_curves, note):
+        _show_masks(params, Store(inputs.dataset, "train"), outputs)
         trainer = TorchTrainer(
             train_worker,
             train_loop_config={"params": params.model_dump(), "dataset": str(inputs.dataset), "init": str(inputs.init)},
             scaling_config=_scaling(params.scale),
             run_config=RunConfig(
-                name=mark,
+                name=folder.name,
                 storage_path=str(outputs.work),
-                callbacks=[HistoryWriter(folder / "history.jsonl")],
+                callbacks=[HistoryWriter(folder / HISTORY)],
                 checkpoint_config=CheckpointConfig(num_to_keep=2),
                 worker_runtime_env=_code(),
             ),
         )
-        result = _fit(trainer)
-    with result.checkpoint.as_directory() as checkpoint:
-        state = torch.load(Path(checkpoint) / STATE, map_location="cpu", weights_only=True)
-    _export(params, mark, state, start, outputs)
-    finish(folder)
-    tracking.log_figure(outputs.history)
-    tracking.log_figure(outputs.spectrum)
-    _log_curves(state["history"])
-    return _metrics(params, state)
+        return _fit(trainer)
 
 
 def heads_taken(width: int, heads: int) -> str:
@@ -175,16 +203,20 @@ def _scaling(scale: Scale) -> Any:
     return ScalingConfig(num_workers=scale.workers, use_gpu=gpu, resources_per_worker=resources)
 
 
-def _export(params: PretrainParams, mark: str, state: State, start: Start, outputs: PretrainOutputs) -> None:
+def _export(
+    params: PretrainParams, work: unfinished.About, state: State, start: Start, outputs: PretrainOutputs
+) -> None:
     model, before = start.model, diagnostics.spectrum(start.model.predictor)
     model.load_state_dict(state["model"], strict=True)
     about = {
-        "fingerprint": mark,
+        "fingerprint": work["fingerprint"],
         "params": params.model_dump(),
         "weight_init": params.weight_init,
         "seed": params.seed,
         "steps": state["step"],
     }
+    if source := unfinished.origin(work):
+        about["resumed_from"] = source
     if start.report:
         about |= {"licence": start.report.licence, "source_sha256": start.report.sha256}
     with atomic(outputs.predictor) as path:
@@ -210,11 +242,13 @@ def _write_spectrum(path: Path, end: torch.Tensor, start: torch.Tensor) -> None:
 def _metrics(params: PretrainParams, state: State) -> PretrainMetrics:
     rows = state["history"]
     tail = rows[-max(1, len(rows) // 10) :]
-    last = {name: rows[-1][name] for name in PretrainMetrics.model_fields if name in rows[-1]}
+    ends = [name for name in PretrainMetrics.model_fields if name.endswith("_final")]
+    last = {name: rows[-1][name.removesuffix("_final")] for name in ends}
     seconds = sum(row["seconds"] for row in rows)
     images = state["step"] * params.optimisation.global_batch_size
     last |= {
         "loss_final": sum(row["loss"] for row in tail) / len(tail),
+        "loss_best": min(row["loss"] for row in rows),
         "images_per_second_mean": images / seconds,
         "steps": float(state["step"]),
         "collapsed": max(row["collapsed"] for row in rows),

@@ -12,7 +12,7 @@ from components.stage import current_names, flatten, read_yaml
 
 BASELINES = ("untrained", "pixels", "copy")
 """What stands beside a score `x` as `x_untrained` and so on: the encoder before its first step, raw pixels, a copy of the first mask."""
-NO_SCORES = ("best_epoch", "train_loss", "pca_explained")
+NO_SCORES = ("best_epoch", "top1_final", "top1_best", "train_loss_final", "pca_explained")
 """Metrics with an untrained twin that describe and do not score; they stand among all metrics only."""
 SIZES = {(192, 12, 3): "Ti", (384, 12, 6): "S", (768, 12, 12): "B", (1024, 24, 16): "L", (1280, 32, 16): "H"}
 

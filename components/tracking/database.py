@@ -1,19 +1,61 @@
-"""Where MLflow stores, and how a run begins there."""
+"""Where MLflow stores, and the clients that reach it."""
 
 import fcntl
 import os
-import subprocess
-import sys
-from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
-from components.tracking.run import Run
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
 
-os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # before mlflow is imported: it reads its environment then
+# Before mlflow is imported, which reads its environment then. A server that is away must not hold a stage up for minutes.
+os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
+os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
 
 EXPERIMENT = "stop"
 PARENT = "PIPELINE_PARENT_RUN_ID"
 """Environment variable that names the parent run for the stages. MLFLOW_RUN_ID would override every stage's own run."""
+JOURNALS = "PIPELINE_JOURNALS"
+"""Environment variable with the folder of the journals, for a database that is no file and so has no folder of its own."""
+
+
+class Database(NamedTuple):
+    """A database of MLflow's, and the folder of what is written down before it is sent there."""
+
+    uri: str
+    journals: Path
+
+    @property
+    def file(self) -> Path | None:
+        """The sqlite file; None for a server or another database."""
+        return Path(self.uri.removeprefix("sqlite:///")) if self.uri.startswith("sqlite:///") else None
+
+    def client(self) -> "MlflowClient":
+        """A client. The first use of a fresh sqlite file migrates it, which two processes must not do at once."""
+        from mlflow import MlflowClient
+
+        if self.file is None:
+            return MlflowClient(self.uri)
+        with Path(f"{self.file}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            return MlflowClient(self.uri)
+
+    def experiment(self, client: "MlflowClient") -> str:
+        """The experiment's id. It is made once, with an absolute folder of artefacts beside a sqlite file."""
+        known = client.get_experiment_by_name(EXPERIMENT)
+        if known:
+            return str(known.experiment_id)
+        artifacts = f"file://{self.file.parent / 'mlartifacts'}" if self.file else None
+        kind = {"mlflow.experimentKind": "custom_model_development"}  # its page opens on runs, not on traces
+        from mlflow.exceptions import MlflowException
+
+        try:
+            return str(client.create_experiment(EXPERIMENT, artifacts, kind))
+        except MlflowException:
+            if made := client.get_experiment_by_name(EXPERIMENT):  # by another process in this moment
+                return str(made.experiment_id)
+            raise
 
 
 def project_root() -> Path:
@@ -29,41 +71,14 @@ def uri(root: Path) -> str:
 def existing(root: Path) -> str:
     """The same, to ask and not to write. Raises ValueError for a database file that is not there, which MLflow would make."""
     where = uri(root)
-    if where.startswith("sqlite:///") and not Path(where.removeprefix("sqlite:///")).is_file():
+    if (file := Database(where, root).file) and not file.is_file():
         raise ValueError(f"there is no MLflow database {where}; name the folder of a project in which a pipeline ran")
     return where
 
 
-def create_run(root: Path, name: str, parent: str, tags: Mapping[str, str]) -> Run:
-    """A new run. The first use of a fresh sqlite file migrates it, which two processes must not do at once."""
-    from mlflow import MlflowClient
-
+def database(root: Path) -> Database:
+    """The database for work in `root`. Its journals lie beside a sqlite file, else where PIPELINE_JOURNALS says, else in `root`."""
     where = uri(root)
-    with (root / "mlflow.db.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        client = MlflowClient(where)
-        experiment = client.get_experiment_by_name(EXPERIMENT)
-        artifacts = f"file://{root / 'mlartifacts'}" if where.startswith("sqlite") else None
-        kind = {"mlflow.experimentKind": "custom_model_development"}  # its page opens on runs, not on traces
-        number = experiment.experiment_id if experiment else client.create_experiment(EXPERIMENT, artifacts, kind)
-    linked = {"mlflow.parentRunId": parent} if parent else {}
-    source = {"mlflow.source.name": Path(sys.argv[0]).parent.name, "mlflow.user": os.environ.get("USER", "")}
-    run = client.create_run(number, run_name=name, tags={**source, **tags, **linked})
-    return Run(where, run.info.run_id)
-
-
-def git_tags(root: Path) -> dict[str, str]:
-    """The commit and whether the tree differs from it; empty without git."""
-
-    def git(*arguments: str) -> str:
-        return subprocess.run(
-            ["git", "-C", str(root), *arguments], capture_output=True, text=True, check=True
-        ).stdout.strip()
-
-    try:
-        return {
-            "git.sha": git("rev-parse", "HEAD"),
-            "git.dirty": str(bool(git("status", "--porcelain", "-uno"))).lower(),
-        }
-    except (OSError, subprocess.CalledProcessError):
-        return {}
+    beside = Database(where, root).file
+    folder = os.environ.get(JOURNALS) if beside is None else None
+    return Database(where, Path(folder) if folder else (beside.parent if beside else root) / "logs" / "tracking")

@@ -1,67 +1,187 @@
-"""One run of MLflow, written through its client; what it refuses becomes a warning."""
+"""One run: what is said to it goes into its journal first and then to MLflow, which may be away for a while."""
 
 import json
 import math
+import os
 import sys
+import tempfile
+import threading
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
+
+from components.tracking.database import Database
+from components.tracking.delivery import PENDING, AwayError, deliver
+from components.tracking.journal import Journal, Process, State
+
+PATIENCE_S = 60.0
+"""How long nothing is sent after MLflow has failed."""
+
+Point = tuple[str, float, int, int]
+"""A metric's name, its value, when (ms since 1970) and the step."""
 
 
 class Run:
-    """One MLflow run, written through the client so that no thread-local state is involved."""
+    """A run that is open in this process."""
 
-    def __init__(self, uri: str, run_id: str) -> None:
-        from mlflow import MlflowClient
+    def __init__(self, database: Database, journal: Journal, known: Mapping[str, int] | None = None) -> None:
+        """`known` has the last step of each metric that MLflow holds without this journal."""
+        self.database, self.journal = database, journal
+        self._lock, self._next_try, self._warned = threading.RLock(), 0.0, False
+        self._steps = dict(known or {})
+        self._values = dict[str, float]()
+        for operation, _ in journal.operations():
+            if operation["op"] == "metrics":
+                for name, value, _, step in operation["points"]:
+                    self._know(name, value, step)
 
-        self.uri, self.run_id, self._client = uri, run_id, MlflowClient(uri)
-        self.curves: set[str] = set()
+    @classmethod
+    def begin(cls, database: Database, key: str, name: str, parent: str, tags: Mapping[str, str]) -> Self:
+        """A new run. `key` begins the name of its journal."""
+        state = State(database.uri, parent=parent, process=Process.this())
+        try:
+            journal = Journal.new(database.journals, key, state)
+        except OSError as error:
+            folder = Path(tempfile.mkdtemp(prefix="tracking-"))
+            print(f"warning: {error}; what MLflow doesn't take at once waits in {folder}", file=sys.stderr)
+            journal = Journal.new(folder, key, state)
+        run = cls(database, journal)
+        tags = {**_source_tags(), **tags, "attempt": "1", **_process_tags()}
+        run.say({"op": "create", "name": name, "parent": parent, "tags": tags, "time": _now()})
+        return run
+
+    @classmethod
+    def resume(cls, database: Database, journal: Journal, known: Mapping[str, int] | None = None) -> Self:
+        """A run that ended or was cut off, going on in this process as its next attempt."""
+        journal = journal.unshelved()
+        with journal.alone():
+            state = journal.state()
+            state = state._replace(status="RUNNING", attempt=state.attempt + 1, process=Process.this())
+            journal.note(state)
+        run = cls(database, journal, known)
+        run.say({"op": "reopen"})
+        run.tags({"attempt": str(state.attempt), **_process_tags()})
+        return run
+
+    @property
+    def run_id(self) -> str:
+        """The id in MLflow; before MLflow has the run, a handle that stands for it."""
+        return self.journal.state().run_id or PENDING + self.journal.id
+
+    @property
+    def attempt(self) -> int:
+        """1 for a new run, one more each time it goes on."""
+        return self.journal.state().attempt
+
+    @property
+    def stored(self) -> bool:
+        """Whether MLflow has the run."""
+        return bool(self.journal.state().run_id)
 
     def metrics(self, values: Mapping[str, float], step: int = 0) -> None:
-        """Adds one point to each metric. Values that are no finite numbers are left out."""
-        from mlflow.entities import Metric
+        """Adds one point to each metric. Values that are no finite numbers are left out, and steps a metric has passed."""
+        self.points([(name, value, _now(), step) for name, value in values.items()])
 
-        if step:
-            self.curves |= values.keys()
-        now = int(time.time() * 1000)
-        points = [Metric(name, float(value), now, step) for name, value in values.items() if math.isfinite(value)]
-        with tolerant("metrics"):
-            for start in range(0, len(points), 1000):  # MLflow's limit for one batch
-                self._client.log_batch(self.run_id, metrics=points[start : start + 1000])
+    def scalars(self, values: Mapping[str, float]) -> None:
+        """Sets metrics without steps. One that an earlier attempt set otherwise gets the attempt for a step, so that the new one counts."""
+        changed = {name: value for name, value in values.items() if self._values.get(name) != value}
+        self.metrics(changed, self.attempt - 1)
+
+    def points(self, points: Iterable[Point]) -> None:
+        """Adds points, the steps of each metric rising. One at or below the last step of its metric was logged before."""
+        with self._lock:
+            fresh = list[Point]()
+            for name, value, time_ms, step in points:
+                if math.isfinite(value) and step > self._steps.get(name, -1):
+                    fresh.append((name, float(value), time_ms, step))
+                    self._know(name, value, step)
+            if fresh:
+                self.say({"op": "metrics", "points": fresh})
+
+    def _know(self, name: str, value: float, step: int) -> None:
+        self._steps[name], self._values[name] = max(step, self._steps.get(name, step)), float(value)
+
+    def curve(self, name: str) -> bool:
+        """Whether the metric has had a step after its first."""
+        return self._steps.get(name, 0) > 0
 
     def params(self, values: Mapping[str, Any]) -> None:
         """Records parameters; a list or mapping as JSON."""
-        from mlflow.entities import Param
-
         texts = {key: value if isinstance(value, str) else json.dumps(value) for key, value in values.items()}
-        entries = [Param(key, text) for key, text in texts.items()]
-        with tolerant("parameters"):
-            for start in range(0, len(entries), 100):
-                self._client.log_batch(self.run_id, params=entries[start : start + 100])
+        self.say({"op": "params", "values": texts})
 
-    def tags(self, values: Mapping[str, str]) -> None:
-        """Sets tags."""
-        with tolerant("tags"):
-            for key, value in values.items():
-                self._client.set_tag(self.run_id, key, value)
+    def tags(self, values: Mapping[str, str], run: str = "") -> None:
+        """Sets tags, of another run where one is named."""
+        if values:
+            self.say({"op": "tags", "values": dict(values), "run": run})
+
+    def inputs(self, datasets: Sequence[Mapping[str, str]]) -> None:
+        """Records the datasets it reads: name, digest, source and source_type of each."""
+        if datasets:
+            self.say({"op": "inputs", "datasets": [dict(dataset) for dataset in datasets]})
 
     def artifact(self, path: Path, folder: str | None = None) -> None:
-        """Attaches a file."""
-        with tolerant(f"artefact {path.name}"):
-            self._client.log_artifact(self.run_id, str(path), folder)
+        """Attaches a file as it is now."""
+        try:
+            kept = self.journal.keep(path)
+        except OSError as error:
+            print(f"warning: MLflow did not take artefact {path.name}: {error}", file=sys.stderr)
+            return
+        self.say({"op": "artifact", "file": kept, "folder": folder})
 
     def adopt(self, child: str) -> None:
         """Makes `child` a child of this run unless it has a parent or is gone."""
-        with tolerant(f"the link to run {child}"):
-            if child and "mlflow.parentRunId" not in self._client.get_run(child).data.tags:
-                self._client.set_tag(child, "mlflow.parentRunId", self.run_id)
+        if child:
+            self.say({"op": "adopt", "child": child})
 
     def end(self, status: str) -> None:
-        """Closes the run as FINISHED, FAILED or KILLED."""
-        with tolerant("the final status"):
-            self._client.set_terminated(self.run_id, status)
+        """Closes the run as FINISHED, FAILED or KILLED, and tries to send what is left, whenever MLflow last failed."""
+        with self._lock:
+            self._next_try = 0.0
+            self.say({"op": "end", "status": status, "time": _now()})
+            if not self.journal.sent():
+                left = f"`make sync` sends what is in {self.journal.path}"
+                print(f"warning: MLflow has not got all of {self.journal.path.stem}; {left}", file=sys.stderr)
+
+    def say(self, operation: Mapping[str, Any]) -> None:
+        """Writes an operation down and sends what waits. No failure of disk or MLflow comes out of it."""
+        with self._lock:
+            try:
+                self.journal.append(operation)
+                if operation["op"] == "end":
+                    self.journal.end(operation["status"])
+                if time.monotonic() >= self._next_try:
+                    deliver(self.journal, self.database)
+                    self._warned = False
+                    self.journal = self.journal.shelved()
+            except AwayError as error:
+                self._next_try = time.monotonic() + PATIENCE_S
+                self._warn(
+                    f"MLflow at {self.database.uri} is away: {error}; the work goes on, {self.journal.path} keeps it"
+                )
+            except OSError as error:
+                self._warn(
+                    f"the journal of MLflow's run cannot be written: {error}; the stage's own files hold the numbers"
+                )
+
+    def _warn(self, text: str) -> None:
+        if not self._warned:
+            print(f"warning: {text}", file=sys.stderr)
+        self._warned = True
+
+
+def _now() -> int:
+    return int(time.time() * 1000)
+
+
+def _source_tags() -> dict[str, str]:
+    return {"mlflow.source.name": Path(sys.argv[0]).parent.name, "mlflow.user": os.environ.get("USER", "")}
+
+
+def _process_tags() -> dict[str, str]:
+    host, pid, start = Process.this()
+    return {"process.host": host, "process.pid": str(pid), "process.start": f"{start:.2f}"}
 
 
 def numbers_and_tags(named: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
@@ -69,18 +189,3 @@ def numbers_and_tags(named: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str
     texts = {name: value for name, value in named.items() if isinstance(value, str)}
     tags = {".".join((name.rpartition("/")[2], *name.split("/")[:-1])): value for name, value in texts.items()}
     return {name: value for name, value in named.items() if name not in texts}, tags
-
-
-@contextmanager
-def tolerant(what: str) -> Iterator[None]:
-    """Turns MLflow's failures into one warning line: a lost point must not cost a week of training."""
-    from mlflow.exceptions import MlflowException
-    from sqlalchemy.exc import SQLAlchemyError
-
-    try:
-        yield
-    except (MlflowException, SQLAlchemyError, OSError) as error:
-        print(
-            f"warning: MLflow did not take {what}: {error}; the stage goes on, its files hold the numbers",
-            file=sys.stderr,
-        )

@@ -1,15 +1,19 @@
 """The run of the stage that this process executes, and what the stage says to it."""
 
 import os
+import sys
 import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from components.stage import Contract, Inputs, Metrics, Outputs, Params, fingerprint, flatten, write_json
-from components.tracking.database import PARENT, create_run, git_tags, project_root, uri
-from components.tracking.run import Run, numbers_and_tags, tolerant
+from components.tracking.database import PARENT, Database, database, project_root
+from components.tracking.origin import datasets, flow_tags, git_tags, input_tags
+from components.tracking.resumption import begin_or_resume
+from components.tracking.run import Point, Run, numbers_and_tags
+from components.tracking.system import system_metrics
 
 if TYPE_CHECKING:  # flows load this file and should start without matplotlib
     from matplotlib.figure import Figure
@@ -21,6 +25,12 @@ def log_metrics(values: Mapping[str, float], step: int) -> None:
     """Adds points to the open stage's MLflow run; nothing happens outside one."""
     if _open is not None:
         _open.metrics(values, step)
+
+
+def log_points(points: Iterable[Point]) -> None:
+    """Adds many points, each with its own time and step, to the open stage's MLflow run; nothing happens outside one."""
+    if _open is not None:
+        _open.points(points)
 
 
 def log_tags(values: Mapping[str, str]) -> None:
@@ -41,9 +51,12 @@ def log_plot(name: str, figure: "Figure") -> None:
     An earlier one of that name is replaced, so that a growing curve stays one picture.
     """
     if _open is not None:
-        with tolerant(f"artefact {name}"), tempfile.TemporaryDirectory() as folder:
-            figure.savefig(Path(folder) / name, format="png")
-            _open.artifact(Path(folder) / name)
+        try:
+            with tempfile.TemporaryDirectory() as folder:
+                figure.savefig(Path(folder) / name, format="png")
+                _open.artifact(Path(folder) / name)
+        except OSError as error:
+            print(f"warning: MLflow did not take artefact {name}: {error}", file=sys.stderr)
 
 
 class StageRecord:
@@ -62,29 +75,30 @@ class StageRecord:
                 named = {f"{self._name}/{key}": value for key, value in flatten(values, "/").items()}
                 numbers, texts = numbers_and_tags(named)
                 # A curve ends in its final value already; a second point of the same name would bend it.
-                self._run.metrics({key: value for key, value in numbers.items() if key not in self._run.curves})
+                self._run.scalars({key: value for key, value in numbers.items() if not self._run.curve(key)})
                 self._run.tags(texts)
-        write_json(files["run"], self._about)
+        write_json(files["run"], self._about | ({"mlflow_run_id": self._run.run_id} if self._run else {}))
 
 
 @contextmanager
 def stage_run(
     stage: str, contract: Contract, params: Params, inputs: Inputs, outputs: Outputs
 ) -> Iterator[StageRecord]:
-    """An MLflow child run around one stage, closed as FINISHED, FAILED or KILLED as the stage ends."""
+    """An MLflow child run around one stage, closed as FINISHED, FAILED or KILLED as the stage ends.
+
+    A stage that was cut off goes on in the run it had. Raises ValueError for tags of the flow that are no JSON.
+    """
     global _open
     values = params.model_dump()
     member = next(iter(values[contract.members])) if contract.members else ""
     name = f"{stage}/{member}" if member else stage
-    root, mark = project_root(), fingerprint(stage, params, inputs)
-    run = None
-    with tolerant("the stage's run"):
-        run = create_run(root, name, os.environ.get(PARENT, ""), {"stage": name, "fingerprint": mark, **git_tags(root)})
-        run.params({f"{stage}.{key}": value for key, value in flatten(values, ".").items()})
-    about = {"stage": name, "fingerprint": mark, "mlflow_run_id": run.run_id if run else "", "tracking_uri": uri(root)}
+    mark, store = fingerprint(stage, params, inputs), database(project_root())
+    run = _begin(store, name, mark, inputs, {f"{stage}.{key}": value for key, value in flatten(values, ".").items()})
+    about = {"stage": name, "fingerprint": mark, "mlflow_run_id": "", "tracking_uri": store.uri}
     _open, status = run, "FAILED"
     try:
-        yield StageRecord(name, run, outputs, about)
+        with system_metrics(run) if run else nullcontext():
+            yield StageRecord(name, run, outputs, about)
         status = "FINISHED"
     except (KeyboardInterrupt, SystemExit):
         status = "KILLED"
@@ -93,3 +107,18 @@ def stage_run(
         _open = None
         if run:
             run.end(status)
+
+
+def _begin(store: Database, name: str, mark: str, inputs: Inputs, params: Mapping[str, object]) -> Run | None:
+    """The stage's run with what is known at its start; None where no disk takes a journal."""
+    root = project_root()
+    tags = {"stage": name, "fingerprint": mark, **git_tags(root), **flow_tags(), **input_tags(root, inputs)}
+    try:
+        run = begin_or_resume(store, name, mark, os.environ.get(PARENT, ""), tags)
+    except OSError as error:
+        print(f"warning: nothing goes to MLflow, for nothing can be written down: {error}", file=sys.stderr)
+        return None
+    if run.attempt == 1:
+        run.params(params)
+    run.inputs(datasets(root, inputs))
+    return run

@@ -55,10 +55,10 @@ def dataset(folder: Path, labels: dict[str, list[int]], classes: int = 4) -> Pat
 def test_an_encoder_that_never_learned_gains_nothing(inputs: FinetuneInputs, tmp_path: Path, outputs: Place) -> None:
     files = outputs(tmp_path / "out")
     metrics = run(params(train_per_class=6), inputs, files)
-    assert (metrics.top1_gain, metrics.best_epoch, metrics.train_loss) == (
+    assert (metrics.top1_gain, metrics.best_epoch, metrics.train_loss_final) == (
         0.0,
         metrics.best_epoch_untrained,
-        metrics.train_loss_untrained,
+        metrics.train_loss_final_untrained,
     )
     assert metrics.scored == 24 and 0 < metrics.learned_from < 24
     rows = table(files.history)
@@ -66,7 +66,7 @@ def test_an_encoder_that_never_learned_gains_nothing(inputs: FinetuneInputs, tmp
     assert all(row["top1_pretrained"] == row["top1_untrained"] for row in rows)
     best = max(rows, key=lambda row: float(row["top1_pretrained"]))
     assert int(best["epoch"]) == metrics.best_epoch
-    assert float(rows[-1]["lr"]) == pytest.approx(1e-5) and metrics.train_loss == float(
+    assert float(rows[-1]["lr"]) == pytest.approx(1e-5) and metrics.train_loss_final == float(
         rows[-1]["train_loss_pretrained"]
     )
     pairs = table(files.confusion)

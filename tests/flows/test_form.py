@@ -45,7 +45,9 @@ def test_the_schema_is_the_one_on_record(schema: dict[str, Any]) -> None:
 def test_the_order_is_the_run_then_the_stages_of_the_pipeline(schema: dict[str, Any]) -> None:
     places = {name: about["position"] for name, about in schema["properties"].items()}
     assert sorted(places, key=places.__getitem__) == ["stages", "force", "parallel", "uncommitted", "in_place", *STAGES]
-    assert all(schema["properties"][name]["description"] for name in ("stages", "force", "parallel", "uncommitted", "in_place"))
+    assert all(
+        schema["properties"][name]["description"] for name in ("stages", "force", "parallel", "uncommitted", "in_place")
+    )
     assert schema["properties"]["stages"]["items"]["enum"] == list(STAGES)
     is_valid_schema(schema)
 

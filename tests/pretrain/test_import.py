@@ -48,7 +48,7 @@ def test_no_epochs_pass_the_target_encoder_on_with_its_licence(
         assert torch.equal(tensor, original[name]), name
     assert about["licence"] == "CC-BY-NC-4.0" and about["steps"] == 0 and len(about["source_sha256"]) == 64
     metrics = json.loads((folder / "metrics.json").read_text())
-    assert metrics["steps"] == 0 and metrics["effective_rank"] > 1 and metrics["loss_final"] > 0
+    assert metrics["steps"] == 0 and metrics["effective_rank_final"] > 1 and metrics["loss_final"] > 0
     run = json.loads((folder / "run.json").read_text())["mlflow_run_id"]
     tags = MlflowClient(f"sqlite:///{folder / 'mlflow.db'}").get_run(run).data.tags
     assert tags["init.licence"] == "CC-BY-NC-4.0" and tags["init.sha256"] == about["source_sha256"]

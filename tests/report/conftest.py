@@ -78,7 +78,7 @@ PROBE = {
     "environment": ENVIRONMENT,
 }
 METRICS = {
-    "pretrain": {"loss_final": 0.25, "A_norm": 2.0, "steps": 108.0},
+    "pretrain": {"loss_final": 0.25, "A_norm_final": 2.0, "steps": 108.0},
     "davis": {
         "protocol": "0123456789ab",
         "jf_mean": 50.0625,

@@ -37,7 +37,7 @@ def test_every_score_with_an_untrained_twin(left: Left) -> None:
     assert "| clevr/count_top1 | 20.00 | 25.50 | -5.50 | – | – |" in text
     assert "| davis/jf_mean | 50.06 | 40.50 | +9.56 | 30.25 | 20.75 |" in text
     assert "| linear_probe/new/top1 | 90.12 | 80.00 | +10.12 | – | – |" in text
-    assert "| pretrain/A_norm | 2 |" in text and "| davis/jf_mean_gain | 9.5625 |" in text
+    assert "| pretrain/A_norm_final | 2 |" in text and "| davis/jf_mean_gain | 9.5625 |" in text
 
 
 def test_decimals_are_those_of_the_params(left: Left) -> None:

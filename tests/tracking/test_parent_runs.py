@@ -13,20 +13,19 @@ from components import parent_runs
 Runs = Callable[[Path], list[Any]]
 
 
-def test_a_fresh_database_bears_four_processes_at_once(project: Path, runs: Runs) -> None:
+def test_a_fresh_database_bears_four_processes_at_once(fresh: Path, runs: Runs) -> None:
     """MLflow's own first use crashes here: each process migrates the file."""
     code = (
         "import sys; from pathlib import Path; from components import parent_runs; "
-        "parent_runs.start_pipeline(Path(sys.argv[1]), Path(sys.argv[1]), 'x', {'trigger': 'dvc'})"
+        "root = Path(sys.argv[1]); parent_runs.start_pipeline(root, root, 'x', {'trigger': 'dvc'})"
     )
     crowd = [
-        subprocess.Popen([sys.executable, "-c", code, str(project)], stderr=subprocess.PIPE, text=True)
-        for _ in range(4)
+        subprocess.Popen([sys.executable, "-c", code, str(fresh)], stderr=subprocess.PIPE, text=True) for _ in range(4)
     ]
     for process in crowd:
         _, errors = process.communicate(timeout=240)
         assert process.returncode == 0, errors
-    assert len(runs(project)) == 4
+    assert len(runs(fresh)) == 4
 
 
 def ended(root: Path, name: str, protocol: str) -> str:

@@ -4,39 +4,31 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import pytest
 from matplotlib.figure import Figure
 from mlflow import MlflowClient
-from mlflow.exceptions import MlflowException
 from PIL import Image
 
 from components import parent_runs, tracking
-from components.report.contract import ReportInputs, ReportOutputs, ReportParams
 from components.stage import contract
+from components.tracking import sync
 
 Runs = Callable[[Path], list[Any]]
-PARAMS = ReportParams(decimals=2, picture_pixels=1200)
-
-
-def stage_run(root: Path) -> Any:
-    folders = {"metrics": "metrics", "values": "params", "protocols": "metrics", "plots": "metrics"}
-    inputs = ReportInputs(**{name: root / folder for name, folder in folders.items()})
-    files = {"report": "report.md", "page": "report.html", "table": "report.json", "run": "run.json"}
-    outputs = ReportOutputs(**{name: root / file for name, file in files.items()})
-    return tracking.stage_run("report", contract("report"), PARAMS, inputs, outputs)
+StageRun = Callable[..., AbstractContextManager[tracking.StageRecord]]
 
 
 def test_the_status_is_how_the_stage_ended_and_a_parent_is_kept(
-    project: Path, runs: Runs, monkeypatch: pytest.MonkeyPatch
+    project: Path, stage_run: StageRun, runs: Runs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     parent = parent_runs.start_pipeline(project, project, "run", {"trigger": "prefect", "prefect.flow_run": "x"})
     monkeypatch.setenv(tracking.PARENT, parent)
-    for ending in (None, RuntimeError, KeyboardInterrupt):
+    for decimals, ending in enumerate((None, RuntimeError, KeyboardInterrupt)):
         try:
-            with stage_run(project):
+            with stage_run(project, decimals):
                 tracking.log_metrics({"report/curve": 1.0}, step=1)
                 if ending:
                     raise ending
@@ -45,24 +37,26 @@ def test_the_status_is_how_the_stage_ended_and_a_parent_is_kept(
     rows = [row for row in runs(project) if row.info.run_id != parent]
     assert [row.info.status for row in rows] == ["FINISHED", "FAILED", "KILLED"]
     assert {row.data.tags["mlflow.parentRunId"] for row in rows} == {parent}
-    assert all(row.data.params == {"report.decimals": "2", "report.picture_pixels": "1200"} for row in rows)
+    assert all(
+        row.data.params == {"report.decimals": str(i), "report.picture_pixels": "1200"} for i, row in enumerate(rows)
+    )
     tracking.log_metrics({"report/curve": 2.0}, step=2)  # outside a run nothing happens
 
 
 def test_values_that_are_no_numbers_are_left_out(project: Path, runs: Runs) -> None:
-    run = tracking.Run(tracking.uri(project), parent_runs.start_pipeline(project, project, "run", {"trigger": "dvc"}))
+    run = tracking.Run.begin(tracking.database(project), "pipeline", "run", "", {})
     run.metrics({"good": 1.5, "bad": float("nan"), "worse": float("inf")})
     assert runs(project)[0].data.metrics == {"good": 1.5}
 
 
 def test_a_broken_server_costs_a_warning_not_the_stage(
-    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    project: Path, stage_run: StageRun, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (project / "mlflow.db").write_bytes(b"this is no database" * 100)
     with stage_run(project) as record:
         tracking.log_metrics({"report/curve": 1.0}, step=1)
         record.finish(contract("report").metrics(compared=0, improved=0, published=0))
-    assert "warning: MLflow did not take the stage's run" in capsys.readouterr().err
+    assert "is away: (sqlite3.DatabaseError) file is not a database; the work goes on" in capsys.readouterr().err
     assert (project / "run.json").exists()
 
 
@@ -73,7 +67,7 @@ def drawing(height: float) -> Figure:
 
 
 def test_a_drawing_is_attached_and_a_later_one_takes_its_place(
-    project: Path, runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    project: Path, stage_run: StageRun, runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "scratch").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "scratch"))
@@ -88,30 +82,31 @@ def test_a_drawing_is_attached_and_a_later_one_takes_its_place(
         assert (image.format, image.size) == ("PNG", (10, 30))
 
 
-def test_a_drawing_outside_a_run_is_not_even_drawn(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_drawing_outside_a_run_is_not_even_drawn(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "TemporaryDirectory", None)
     tracking.log_plot("curves.png", drawing(1))
-    assert not (project / "mlflow.db").exists()
+    assert not (fresh / "mlflow.db").exists()
 
 
-def test_a_drawing_that_mlflow_refuses_costs_a_warning(
-    project: Path, runs: Runs, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_what_a_full_disk_kept_from_mlflow_is_sent_later(
+    project: Path, stage_run: StageRun, runs: Runs, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def refuse(*arguments: Any) -> None:
-        raise MlflowException("the disk is full")
-
     with stage_run(project):
-        monkeypatch.setattr(MlflowClient, "log_artifact", refuse)
+        (project / "mlartifacts").write_text("a file where the folder should be")
         tracking.log_plot("curves.png", drawing(1))
-        monkeypatch.setattr(tempfile, "tempdir", str(project / "gone"))
-        tracking.log_plot("heads.png", drawing(1))
+        tracking.log_metrics({"report/curve": 1.0}, step=1)
     warnings = [line for line in capsys.readouterr().err.splitlines() if line.startswith("warning: ")]
-    assert len(warnings) == 2
-    assert warnings[0].startswith(
-        "warning: MLflow did not take artefact curves.png: the disk is full; the stage goes on"
-    )
-    assert warnings[1].startswith("warning: MLflow did not take artefact heads.png: ")
-    assert runs(project)[0].info.status == "FINISHED"
+    assert "is away: [Errno 20] Not a directory" in warnings[0] and "`make sync` sends what is in" in warnings[1]
+    assert len(warnings) == 2 and runs(project)[0].info.status == "RUNNING"
+
+    (project / "mlartifacts").unlink()
+    assert sync.main(["--root", str(project)]) == 0
+    (run,) = runs(project)
+    assert (run.info.status, run.data.metrics) == ("FINISHED", {"report/curve": 1.0})
+    client = MlflowClient(f"sqlite:///{project / 'mlflow.db'}")
+    assert [file.path for file in client.list_artifacts(run.info.run_id)] == ["curves.png"]
+    assert sync.main(["--root", str(project)]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "nothing was waiting"
 
 
 def test_loading_tracking_loads_no_matplotlib() -> None:

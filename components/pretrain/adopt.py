@@ -1,0 +1,118 @@
+"""Going on from another fingerprint's state: its newest checkpoints become the start of this one's work."""
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from ray.train import Result
+
+from components.mim.model import optimizer, target_encoder
+from components.pretrain import unfinished
+from components.pretrain.building import build
+from components.pretrain.contract import PretrainParams
+from components.pretrain.loop import State
+from components.pretrain.worker import STATE
+from components.stage import remove
+from components.work import FINISHED, LOCK, USERS, alone, in_use
+
+OWN = {unfinished.ABOUT, LOCK, USERS, FINISHED}
+"""What says whose a folder is and how far it is, and goes to no other."""
+
+
+def latest(folder: Path) -> State | None:
+    """The state of the newest checkpoint in `folder`, its tensors mapped and not read; None where there is none."""
+    try:
+        checkpoint = Result.from_path(str(folder)).checkpoint
+    except RuntimeError:  # no folder, or none that Ray has written a checkpoint to
+        return None
+    if checkpoint is None:
+        return None
+    state: State = torch.load(Path(checkpoint.path) / STATE, map_location="cpu", weights_only=True, mmap=True)
+    return state
+
+
+def adopt(folder: Path, source: Path) -> list[str]:
+    """Makes the newest state in `source` the start of the work in `folder`; lines that say what was done and what differs.
+
+    `source` stays as it is. Raises ValueError, before anything is changed, where one of them is no state of pretraining or is in use,
+    where `folder` has steps of its own, and where the state does not fit its params.
+    """
+    mine, other = _about(folder), _about(source)
+    if folder.resolve() == source.resolve():
+        raise ValueError(f"{folder} cannot go on from itself; it does so anyway when its stage starts")
+    for path in (folder, source):
+        if in_use(path):
+            raise ValueError(f"a process is training in {path}; stop it first")
+    if mine["step"] or mine["finished"]:
+        raise ValueError(
+            f"{folder} has {mine['step']} steps of its own; remove the folder to begin again from {source}"
+        )
+    state = latest(source)
+    if state is None:
+        raise ValueError(f"{source} has no checkpoint to go on from")
+    _check_fit(PretrainParams.model_validate(mine["params"]), mine, state, source)
+    with alone(folder, ""), alone(source, ""):
+        _copy(source, folder)
+        from_there = {"fingerprint": other["fingerprint"], "step": state["step"], "run": other["run"]}
+        unfinished.note(folder, step=state["step"], resumed_from=[*other["resumed_from"], from_there])
+        unfinished.note(source, continued_as=mine["fingerprint"])
+    done = f"{folder} goes on from step {state['step']} of {mine['steps']} when its stage starts"
+    return [done, *(f"  {line}" for line in unfinished.differences(other, mine))]
+
+
+def _about(folder: Path) -> unfinished.About:
+    about = unfinished.read(folder)
+    if about is None:
+        raise ValueError(
+            f"{str(folder)!r} holds no state of pretraining; give a folder work/pretrain/<fingerprint> that has {unfinished.ABOUT}, "
+            f"as the stage's first lines name it"
+        )
+    return about
+
+
+def _check_fit(params: PretrainParams, mine: unfinished.About, state: State, source: Path) -> None:
+    """Loads everything once, as training would."""
+    if state["step"] >= mine["steps"]:
+        raise ValueError(
+            f"{source} is at step {state['step']} and this work ends at {mine['steps']}; raise optimisation.epochs, start again and "
+            f"then go on from it"
+        )
+    model = build(params, Path(mine["paths"]["init"])).model
+    target = None if params.objective.name == "mae" else target_encoder(model.encoder)
+    rates = params.optimisation
+    try:
+        model.load_state_dict(state["model"], strict=True)
+        if (target is None) != (state["target"] is None):
+            raise RuntimeError("one has a target encoder and the other has not (objective.name mae)")
+        if target and state["target"]:
+            target.load_state_dict(state["target"], strict=True)
+        adamw = optimizer(model, rates.lr, rates.weight_decay, rates.beta2, rates.decay_A)
+        adamw.load_state_dict(state["optimizer"])
+    except (RuntimeError, ValueError) as error:
+        first = [line.strip() for line in str(error).splitlines()][:2]
+        raise ValueError(
+            f"the state in {source} does not fit the params of {mine['fingerprint']}: {' '.join(first)} Only params that leave every "
+            f"tensor's shape may differ; a trained encoder of the same architecture can start anew through init.source file"
+        ) from error
+
+
+def _copy(source: Path, folder: Path) -> None:
+    """Checkpoints as hard links where the disk has them, since they are never written again; Ray's list of them last."""
+    for path in folder.iterdir():
+        if path.name not in OWN:
+            remove(path)
+    entries = [path for path in source.iterdir() if path.name not in OWN]
+    for path in sorted(entries, key=lambda path: path.is_file()):
+        if path.is_dir():
+            shutil.copytree(path, folder / path.name, copy_function=_link)
+        else:
+            shutil.copy2(path, folder / path.name)
+
+
+def _link(source: str, aim: str) -> Any:
+    try:
+        os.link(source, aim)
+    except OSError:  # another disk, or one without links
+        shutil.copy2(source, aim)

@@ -1,0 +1,179 @@
+"""What a run has to tell MLflow, first written to disk: one JSON line an operation, one file a run.
+
+`<key>.<id>.jsonl` holds the operations in order; `.state` beside it how far they were sent, to which run of MLflow, and which
+process writes them; `.files/` the artefacts that wait. Every operation may be sent again without harm, so that a process that dies
+between sending one and noting it does none. The journal of a run that finished and was sent in full moves to `finished/`.
+"""
+
+import fcntl
+import json
+import os
+import shutil
+import socket
+import time
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+import psutil
+
+from components.stage import write_json
+
+Operation = Mapping[str, Any]
+
+
+class Process(NamedTuple):
+    """A process on some machine; `start` (s since 1970) tells it from a later one with its number."""
+
+    host: str
+    pid: int
+    start: float
+
+    @classmethod
+    def this(cls) -> Self:
+        """The process that asks."""
+        return cls(socket.gethostname(), os.getpid(), psutil.Process().create_time())
+
+    def gone(self) -> bool:
+        """Whether it surely runs no more: not on this machine, and it was here."""
+        if self.host != socket.gethostname():
+            return False
+        try:
+            process = psutil.Process(self.pid)
+            return abs(process.create_time() - self.start) > 1 or process.status() == psutil.STATUS_ZOMBIE
+        except psutil.NoSuchProcess:
+            return True
+
+
+class State(NamedTuple):
+    """What is known of a journal besides its lines."""
+
+    uri: str
+    """The database it is for."""
+    run_id: str = ""
+    """The run in MLflow; '' while MLflow has none."""
+    offset: int = 0
+    """Bytes that were sent."""
+    status: str = "RUNNING"
+    """As last written down, which MLflow may not know yet."""
+    parent: str = ""
+    attempt: int = 1
+    process: Process = Process("", 0, 0.0)
+
+
+class Journal:
+    """The journal of one run."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._state, self._lock = path.with_suffix(".state"), path.with_suffix(".lock")
+        self.files = path.with_suffix(".files")
+
+    @classmethod
+    def new(cls, folder: Path, key: str, state: State) -> Self:
+        """An empty journal. Its id begins with the time, so that names sort by age."""
+        folder.mkdir(parents=True, exist_ok=True)
+        made = cls(folder / f"{key}.{time.strftime('%Y%m%d%H%M%S')}-{uuid.uuid4().hex[:12]}.jsonl")
+        made.note(state)
+        return made
+
+    @property
+    def id(self) -> str:
+        """What MLflow's run is tagged with, so that one made just before a crash is found again."""
+        return self.path.stem.rpartition(".")[2]
+
+    def state(self) -> State:
+        """What was noted last."""
+        values = json.loads(self._state.read_text(encoding="utf-8"))
+        return State(**values | {"process": Process(*values["process"])})
+
+    def note(self, state: State) -> State:
+        """Notes `state` in place of the one before."""
+        write_json(self._state, state._asdict())
+        return state
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """One process at a time sends or notes."""
+        with self._lock.open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
+    def append(self, operation: Operation) -> None:
+        """Writes one line at the end. Raises OSError when the disk refuses."""
+        line = json.dumps(operation, ensure_ascii=False) + "\n"
+        with self.path.open("a+b") as file:
+            end = file.seek(0, os.SEEK_END)
+            if end:
+                file.seek(end - 1)
+                line = line if file.read(1) == b"\n" else f"\n{line}"  # a full disk may have cut the last one
+            file.write(line.encode())
+
+    def operations(self, start: int = 0) -> Iterator[tuple[Operation, int]]:
+        """The operations from byte `start` on, each with the byte it ends at; a line that was cut off is passed over."""
+        if not self.path.exists():
+            return
+        with self.path.open("rb") as file:
+            file.seek(start)
+            end = start
+            for line in file:
+                end += len(line)
+                if not line.endswith(b"\n"):
+                    return
+                try:
+                    yield json.loads(line), end
+                except json.JSONDecodeError:
+                    continue
+
+    def keep(self, path: Path) -> str:
+        """A copy of a file that has to wait, for it may change; its name in `files`."""
+        folder = self.files / uuid.uuid4().hex[:12]
+        folder.mkdir(parents=True)
+        shutil.copy2(path, folder / path.name)
+        return f"{folder.name}/{path.name}"
+
+    def sent(self) -> bool:
+        """Whether MLflow has all of it."""
+        return not self.path.exists() or self.state().offset >= self.path.stat().st_size
+
+    def end(self, status: str) -> None:
+        """Notes that its run has ended."""
+        with self.alone():
+            self.note(self.state()._replace(status=status))
+
+    def shelved(self) -> Self:
+        """The journal, moved to `finished/` if its run has finished and MLflow has all of it."""
+        return self._moved("finished") if self.state().status == "FINISHED" and self.sent() else self
+
+    def unshelved(self) -> Self:
+        """The journal, back from `finished/` if it is there."""
+        return self._moved("..") if self.path.parent.name == "finished" else self
+
+    def _moved(self, folder: str) -> Self:
+        aim = (self.path.parent / folder).resolve()
+        aim.mkdir(exist_ok=True)
+        with self.alone():
+            for path in (self.path, self._state, self.files):
+                if path.exists():
+                    path.rename(aim / path.name)
+        self._lock.unlink(missing_ok=True)
+        return type(self)(aim / self.path.name)
+
+
+def journals(folder: Path, key: str = "*", finished: bool = False) -> list[Journal]:
+    """The journals in `folder` whose names begin with `key`, a glob pattern, oldest first."""
+    found = [*folder.glob(f"{key}.*.state"), *(folder.glob(f"finished/{key}.*.state") if finished else ())]
+    return [
+        Journal(path.with_suffix(".jsonl")) for path in sorted(found, key=lambda path: path.stem.rpartition(".")[2])
+    ]
+
+
+@contextmanager
+def taking_turns(folder: Path) -> Iterator[None]:
+    """Two stages that start at once look for a run to continue one after the other."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
