@@ -151,8 +151,9 @@ def _run(space: Workspace, request: Request, nodes: list[graph.Node]) -> Outcome
         with nullcontext(request.lifeline) if request.lifeline else Lifeline() as lifeline:
             run = Run(root, name, checkout, forced, environment, lifeline)
             rows = run_stages(nodes, run, request.parallel)
+            cancelled = lifeline.released  # leaving releases it as well
         finished = [row["stage"] for row in rows if row["state"] in summary.DONE]
-        status = "FINISHED" if len(finished) == len(nodes) else "KILLED" if lifeline.released else "FAILED"
+        status = "FINISHED" if len(finished) == len(nodes) else "KILLED" if cancelled else "FAILED"
     except Exception:
         status = "FAILED"
         raise

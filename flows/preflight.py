@@ -128,3 +128,7 @@ def check_name(name: str) -> None:
         raise ValueError(
             f"run name is {name!r}; it must be letters and digits, with single . _ or - between them, as in wide-mask-2"
         )
+    if name == "tracking":
+        raise ValueError(
+            "run name is 'tracking', and logs/tracking/ has what MLflow has still to get; give it another name"
+        )
