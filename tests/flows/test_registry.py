@@ -1,11 +1,15 @@
 """A registered encoder gives the project's own features in a process and a folder that know nothing of the project."""
 
 import os
+import signal
+import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import httpx
 import mlflow
 import numpy as np
 import pytest
@@ -72,6 +76,19 @@ def source(uri: str, tmp_path: Path) -> str:
     return str(run)
 
 
+def served(folder: Path, repository: Path, uri: str, given: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """What the champion makes of the images in a process and an empty folder that know nothing of the project."""
+    folder.mkdir()
+    np.savez(folder / "images.npz", **given)
+    environment = {key: text for key, text in os.environ.items() if key != "PYTHONPATH"} | {"MLFLOW_TRACKING_URI": uri}
+    code = f"import sys; sys.path = [p for p in sys.path if p != {str(repository)!r}]\n" + ABROAD
+    command = [sys.executable, "-P", "-c", code, "models:/encoder@champion"]
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert not Path(done.stdout.strip()).is_relative_to(repository), "the model's own code was used"
+    return {name: np.load(folder / f"{name}.npy") for name in given}
+
+
 def test_a_fresh_process_elsewhere_has_the_projects_own_features(
     tmp_path: Path, repository: Path, uri: str, source: str
 ) -> None:
@@ -83,25 +100,49 @@ def test_a_fresh_process_elsewhere_has_the_projects_own_features(
     registry.crown(version, "promoted")
     assert registry.champion() == version
 
-    elsewhere = tmp_path / "elsewhere"
-    elsewhere.mkdir()
     given = {"same": pictures(70, 32, 32, 3), "wide": pictures(2, 40, 57, 3), "squeezed": pictures(2, 40, 57, 3)}
-    np.savez(elsewhere / "images.npz", **given)
-    environment = {key: text for key, text in os.environ.items() if key != "PYTHONPATH"} | {"MLFLOW_TRACKING_URI": uri}
-    done = subprocess.run(
-        [sys.executable, "-P", "-c", f"import sys; sys.path = [p for p in sys.path if p != {str(repository)!r}]\n" + ABROAD,
-         "models:/encoder@champion"],
-        cwd=elsewhere, env=environment, capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert str(tmp_path / "home" / "mlartifacts") in done.stdout, "the model's own code was used"
-    for name, images in given.items():
-        own = features(made, images, "direct" if name == "squeezed" else "short_side_center_crop")
-        served = np.load(elsewhere / f"{name}.npy")
-        assert served.dtype == np.float32 and served.shape == (len(images), 24)
-        np.testing.assert_allclose(served, own, atol=1e-6, rtol=0)
+    for name, embeddings in served(tmp_path / "elsewhere", repository, uri, given).items():
+        own = features(made, given[name], "direct" if name == "squeezed" else "short_side_center_crop")
+        assert embeddings.dtype == np.float32 and embeddings.shape == (len(given[name]), 24)
+        np.testing.assert_allclose(embeddings, own, atol=1e-6, rtol=0)
     after = MlflowClient(uri).get_run(source)
     assert (after.info.status, after.info.end_time) == (before.info.status, before.info.end_time)
+
+
+@pytest.mark.faults
+def test_the_same_through_a_server_that_alone_reaches_the_files(
+    tmp_path: Path, repository: Path, uri: str, until: Callable[..., None]
+) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    options = ["--host", "127.0.0.1", "--port", str(port), "--workers", "1", "--backend-store-uri", uri]
+    command = [sys.executable, "-m", "mlflow", "server", *options, "--artifacts-destination", str(tmp_path / "files")]
+    address = f"http://127.0.0.1:{port}"
+
+    def answers() -> bool:
+        try:
+            return bool(httpx.get(f"{address}/health", timeout=5).is_success)
+        except httpx.TransportError:
+            return False
+
+    log = (tmp_path / "server.log").open("w")
+    with subprocess.Popen(command, cwd=tmp_path, stdout=log, stderr=log, start_new_session=True) as server:
+        try:
+            until(answers)
+            client = MlflowClient(address)
+            run = client.create_run(client.create_experiment("stop")).info.run_id
+            made = encoder(tmp_path / "encoder.safetensors")
+            registry = Registry(address)
+            registry.crown(
+                registry.register(tmp_path / "encoder.safetensors", repository, run, {"run": "a"}), "promoted"
+            )
+            given = {"same": pictures(2, 32, 32, 3)}
+            embeddings = served(tmp_path / "elsewhere", repository, address, given)["same"]
+        finally:
+            os.killpg(server.pid, signal.SIGTERM)
+    np.testing.assert_allclose(embeddings, features(made, given["same"]), atol=1e-6, rtol=0)
+    assert list((tmp_path / "files").rglob("encoder.safetensors"))
 
 
 @pytest.fixture
