@@ -20,5 +20,8 @@ OFFLINE = {
     "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
 }
 
-for _name, _value in OFFLINE.items():  # before prefect is imported: it reads its settings then
+# The leases of concurrency limits outlive Prefect's server, which would otherwise forget whose slots it still counts as taken.
+LEASES = {"PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect.server.concurrency.lease_storage.filesystem"}
+
+for _name, _value in (OFFLINE | LEASES).items():  # before prefect is imported: it reads its settings then
     os.environ.setdefault(_name, _value)

@@ -10,7 +10,7 @@ from prefect.client.schemas import State
 from prefect.states import Completed, Failed
 
 from components.stage import contract, read_yaml, validate
-from flows import form, graph, preflight
+from flows import form, graph, preflight, slots
 
 
 @task(name="check", task_run_name="check", cache_policy=NO_CACHE, persist_result=False)
@@ -24,7 +24,7 @@ def check(root: Path, targets: Sequence[str], parallel: int, sections: Mapping[s
         preflight.check_parallel(parallel)
         params = chosen(root, sections)
         preflight.check_raw(root, params.get("prepare", {"datasets": {}}))
-        changed, nodes = preflight.settle(root, params, targets)
+        changed, nodes = preflight.settle(root, params, targets, slots.check)
     except ValueError as error:
         return Failed(message=str(error), data=error)
     return Completed(message=f"written: {', '.join(changed)}" if changed else "params/ holds these values", data=nodes)

@@ -80,10 +80,12 @@ def _serve(recipes: dict[str, dict[str, Any]], ablations: dict[str, dict[str, An
     from prefect import serve  # imports Prefect: only once the input is known to be good
     from prefect.types.entrypoint import EntrypointType
 
+    from flows import zombies
     from flows.ablation import ablation as ablation_flow
     from flows.pipeline import pipeline
     from flows.promote import promote, rollback
 
+    zombies.register()
     logging.getLogger("prefect.runner").setLevel(logging.INFO)
     deployments: Any = [  # to_deployment is a coroutine only inside a loop
         flow.to_deployment(

@@ -206,7 +206,7 @@ def run_stages(nodes: Sequence[graph.Node], run: Run, parallel: int) -> list[dic
                 name=node.word, task_run_name=node.name, retries=node.retries, retry_condition_fn=worth_a_retry
             )
             upstreams = [futures[name] for name in node.upstreams]
-            future = task.submit(node.name, node.timeout_s, run, wait_for=upstreams, return_state=False)
+            future = task.submit(node.name, node.timeout_s, node.gpus, run, wait_for=upstreams, return_state=False)
             assert isinstance(future, PrefectConcurrentFuture)
             futures[node.name] = future
             running.add(future.wrapped_future)

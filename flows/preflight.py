@@ -3,7 +3,7 @@
 import fcntl
 import os
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,17 +13,23 @@ from flows import graph, presets
 
 
 def settle(
-    root: Path, params: Mapping[str, Mapping[str, Any]], targets: Sequence[str]
+    root: Path,
+    params: Mapping[str, Mapping[str, Any]],
+    targets: Sequence[str],
+    acceptable: Callable[[Sequence[graph.Node]], None] | None = None,
 ) -> tuple[list[str], list[graph.Node]]:
     """Writes `params`, validated before; the words whose files changed and the stages to run for `targets`.
 
-    Raises ValueError, with the files as they were, for a graph that DVC refuses or a source that isn't there.
+    Raises ValueError, with the files as they were, for a graph that DVC refuses, a source that isn't there, and what
+    `acceptable` raises of the stages.
     """
     before = {word: (root / "params" / f"{word}.yaml").read_bytes() for word in params}
     changed = presets.write(root, params)
     try:
         nodes = graph.read(root, targets)
         check_sources(root, nodes)
+        if acceptable:
+            acceptable(nodes)
         return changed, nodes
     except ValueError:
         for word in changed:

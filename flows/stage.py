@@ -15,7 +15,8 @@ from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas import State
 from prefect.states import Completed, Failed
 
-from flows import artifacts, command
+from flows import artifacts, command, slots
+from flows.kept import kept
 
 terminal = logging.getLogger("flows")
 """What a person at a terminal reads; silent unless the caller gives it a handler."""
@@ -62,11 +63,11 @@ class Run:
 
 
 @task(cache_policy=NO_CACHE, persist_result=False)
-def run_stage(stage: str, timeout_s: float, run: Run) -> State[dict[str, Any]]:
+def run_stage(stage: str, timeout_s: float, gpus: int, run: Run) -> State[dict[str, Any]]:
     """Completed under the name `Ran`, or `Cached` where DVC skipped it; or Failed with the stage's and DVC's last words.
 
     Each holds {stage, state: ran | cached | failed, seconds, log: `logs/<run>/<stage>.log`}. It runs no upstream: the caller
-    submits a stage after its upstreams.
+    submits a stage after its upstreams. Neither `timeout_s` nor the seconds count the wait for `gpus`.
     """
     log = run.logs / f"{stage}.log"
     lines = _Lines(stage)
@@ -80,9 +81,13 @@ def run_stage(stage: str, timeout_s: float, run: Run) -> State[dict[str, Any]]:
         *["-f"] * (stage in run.forced),
         stage,
     ]
-    started = time.monotonic()
     environment = stage_environment(run.environment)
-    ended = command.run(repro, run.lifeline, run.root, environment, log, lines, timeout_s)
+    try:
+        with slots.held(gpus, run.lifeline, lambda: stage not in run.forced and kept(run.root, stage)):
+            started = time.monotonic()
+            ended = command.run(repro, run.lifeline, run.root, environment, log, lines, timeout_s)
+    except slots.ReleasedError as error:
+        return Failed(message=f"error: {error}", data={"stage": stage, "state": "failed", "seconds": 0.0, "log": ""})
     lines.progress.end()
     if ended.status:  # the memory's end kills a stage as well
         run.close_killed(stage)

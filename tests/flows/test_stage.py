@@ -23,7 +23,7 @@ def stage(toy, prefect) -> Callable[..., State]:
     def one(name: str, force: bool) -> None:
         with Lifeline() as lifeline:
             run = Run(toy.root, "try", toy.root, {name} if force else set(), {"FROM_RUN": "1"}, lifeline)
-            states.append(run_stage(name, 0, run, return_state=True))
+            states.append(run_stage(name, 0, 0, run, return_state=True))
 
     def run(name: str, force: bool = False) -> State:
         one(name, force)
