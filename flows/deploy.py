@@ -41,6 +41,11 @@ def ablation(name: str) -> dict[str, Any]:
     }
 
 
+def plain() -> dict[str, str]:
+    """The same of a deployment whose form begins empty."""
+    return {"checkout": str(Path.cwd())}
+
+
 def runs() -> int:
     """How many runs go at once: RUNS of the environment. Raises ValueError for a text that is no such number."""
     text = os.environ.get("RUNS") or str(RUNS)

@@ -80,7 +80,7 @@ def worker(recipe: Any, prefect: str, until: Callable[..., None]) -> Iterator[Do
     config = yaml.safe_load((PROJECT / "prefect.yaml").read_text())
     first = config["deployments"][0] | {
         "name": "toy",
-        "build": [{"flows.deploy.recipe": {"id": "recipe", "name": "toy"}}],
+        "build": [{"flows.deploy.recipe": {"id": "it", "name": "toy"}}],
     }
     (recipe.root / "prefect.yaml").write_text(canonical_yaml(config | {"deployments": [first]}))
     environment = os.environ | {"PREFECT_API_URL": prefect, "PREFECT_WORKER_QUERY_SECONDS": "2"}
