@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 from mlflow import pyfunc
-from mlflow.models import ModelSignature
+from mlflow.models import Model, ModelSignature
 from mlflow.types import ParamSchema, ParamSpec, Schema, TensorSpec
 
 from components.mim.weights import read_about
@@ -32,6 +32,21 @@ NEEDS = ("mlflow", "torch", "torchvision", "timm", "safetensors", "numpy", "pill
 def readers(tree: Path) -> Path:
     """Whose code shall read the weights that a run made: that of the run's own commit in `tree`, or where it has none, this project's."""
     return tree if all((tree / name).exists() for name in CODE) else Path(__file__).parents[2]
+
+
+def log(client: Any, name: str, encoder: Path, code: Path, source_run: str, tags: Mapping[str, str]) -> Any:
+    """MLflow's logged model `name` of the run with id `source_run`, made by `save`; one that could not be completed is marked FAILED."""
+    model = client.create_logged_model(client.get_run(source_run).info.experiment_id, name, source_run, dict(tags))
+    try:
+        with tempfile.TemporaryDirectory() as temporary:
+            there = {"artifact_path": model.artifact_location, "model_uuid": model.model_id}
+            described = Model(**there, model_id=model.model_id, run_id=source_run)
+            save(Path(temporary) / name, encoder, code, tags, described)
+            client.log_model_artifacts(model.model_id, str(Path(temporary) / name))
+    except BaseException:
+        client.finalize_logged_model(model.model_id, "FAILED")
+        raise
+    return client.finalize_logged_model(model.model_id, "READY")
 
 
 def save(folder: Path, encoder: Path, code: Path, tags: Mapping[str, str], model: Any = None) -> None:

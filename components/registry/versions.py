@@ -5,7 +5,6 @@ others load, `models:/encoder@champion`; the tag `champions` of the registered m
 """
 
 import os
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,8 +16,8 @@ os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # before mlflow is im
 
 from mlflow import MlflowClient  # noqa: E402
 from mlflow.exceptions import MlflowException  # noqa: E402
-from mlflow.models import Model  # noqa: E402
 
+from components.parent_runs import access  # noqa: E402
 from components.registry import packaging  # noqa: E402
 from components.tracking.database import existing  # noqa: E402
 
@@ -51,8 +50,12 @@ class Version:
 
 @contextmanager
 def opened(root: Path) -> Iterator["Registry"]:
-    """The registry of the project in `root`. Raises ValueError where it has no database, and RuntimeError for what MLflow refuses."""
+    """The registry of the project in `root`.
+
+    Raises ValueError where there is no database, or MLflow cannot be reached or written; RuntimeError for what it refuses meanwhile.
+    """
     where = existing(root)
+    access.check(root)
     try:
         yield Registry(where)
     except MlflowException as error:
@@ -86,18 +89,7 @@ class Registry:
 
         It belongs to the run with id `source_run`. A model is a version only when it is complete.
         """
-        experiment = self._client.get_run(source_run).info.experiment_id
-        model = self._client.create_logged_model(experiment, NAME, source_run, dict(tags))
-        try:
-            with tempfile.TemporaryDirectory() as folder:
-                there = {"artifact_path": model.artifact_location, "model_uuid": model.model_id}
-                described = Model(**there, model_id=model.model_id, run_id=source_run)
-                packaging.save(Path(folder) / NAME, encoder, code, tags, described)
-                self._client.log_model_artifacts(model.model_id, str(Path(folder) / NAME))
-        except BaseException:
-            self._client.finalize_logged_model(model.model_id, "FAILED")
-            raise
-        self._client.finalize_logged_model(model.model_id, "READY")
+        model = packaging.log(self._client, NAME, encoder, code, source_run, tags)
         if self._entity() is None:
             self._client.create_registered_model(NAME, description="Frozen vision encoders: images in, embeddings out")
         location, number = (

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import socket
 import sqlite3
 import subprocess
 import sys
@@ -242,6 +243,11 @@ def test_no_remote_no_encoder_no_database_and_a_taken_branch_are_told_before_any
         with pytest.raises(ValueError, match="there is no MLflow database"):
             act()
     assert not (project / "mlflow.db").exists()
+    with socket.socket() as closed, pytest.MonkeyPatch.context() as patch:
+        closed.bind(("127.0.0.1", 0))  # and does not listen
+        patch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{closed.getsockname()[1]}")
+        with pytest.raises(ValueError, match="MLflow at http://127.0.0.1:.* cannot be reached"):
+            promote(project, Request("a", push=False))
 
 
 @pytest.mark.faults
@@ -295,6 +301,7 @@ def test_results_that_are_gone_are_not_pushed_in_silence(project: Path) -> None:
     assert champion(project) == ""
 
 
+@pytest.mark.faults
 def test_a_detached_head_and_local_edits_stay(project: Path) -> None:
     git(project, "checkout", "-q", "--detach")
     (project / "params/davis.yaml").write_text("seed: 7\n")
