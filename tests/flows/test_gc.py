@@ -176,6 +176,19 @@ def test_data_of_a_stage_that_runs_outside_of_any_flow_is_left_alone(toy, until,
     assert gc.main(["--root", str(toy.root), "--apply"]) == 0 and "DVC is at work" not in capsys.readouterr().out
 
 
+def test_without_git(toy, capsys: pytest.CaptureFixture[str]) -> None:
+    (toy.root / ".git").rename(toy.root / "no-git")
+    (toy.root / ".dvc/config.local").write_text("[core]\n    no_scm = true\n")
+    assert toy.dvc("repro", "davis").returncode == 0
+    record = Record("one", "prefect:1", records.now(), root=str(toy.root), in_place=True, status="FINISHED")
+    records.write(toy.root, record)
+    (unused := toy.root / ".dvc/cache/files/md5/00" / ("0" * 30)).parent.mkdir(exist_ok=True)
+    unused.touch()
+    assert gc.main(["--root", str(toy.root), "--keep", "0", "--apply"]) == 0, capsys.readouterr().err
+    assert not (toy.root / "workspaces/one").exists() and not unused.exists()
+    assert toy.dvc("status", "davis").stdout.strip() == "Data and pipelines are up to date."
+
+
 def test_a_cache_that_others_may_share_stays(toy, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "shared/files/md5/00").mkdir(parents=True)
     (theirs := tmp_path / "shared/files/md5/00" / ("0" * 30)).write_text("another project's")
