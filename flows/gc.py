@@ -72,6 +72,7 @@ def apply(checkout: Path, found: Plan) -> list[str]:
     from components.tracking import removal
 
     left = [removal.remove(checkout, found.rows)]
+    removal.forget_journals(checkout, {record.parent for record in found.going if record.parent}, found.rows)
     garbage.forget_experiments(checkout, [record.experiment for record in found.going if record.experiment])
     left += [f"{path} is in use" for path in found.work if not work.remove_unused(path)]
     if found.data is not None:

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, Self
 
 import psutil
 
-from components.stage import write_json
+from components.stage import remove, write_json
 
 Operation = Mapping[str, Any]
 
@@ -150,6 +150,11 @@ class Journal:
     def unshelved(self) -> Self:
         """The journal, back from `finished/` if it is there."""
         return self._moved("..") if self.path.parent.name == "finished" else self
+
+    def remove(self) -> None:
+        """Forgets the run, whatever MLflow has of it."""
+        for path in (self.path, self.files, self._lock, self._state):  # the state last: without it nothing is found
+            remove(path)
 
     def _moved(self, folder: str) -> Self:
         aim = (self.path.parent / folder).resolve()

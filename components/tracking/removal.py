@@ -1,10 +1,12 @@
-"""Removes the rows of pipeline runs from MLflow, with what hangs below them and no other run links to."""
+"""Removes the rows of pipeline runs from MLflow and their journals, with what hangs below them and no other run links to."""
 
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from components.tracking.database import EXPERIMENT, existing
+from components.tracking.database import EXPERIMENT, database, existing
+from components.tracking.delivery import PENDING
+from components.tracking.journal import journals
 
 MODEL_PARENT, LINK = "mlflow.parentRunId", "linked."
 
@@ -28,7 +30,7 @@ def doomed(checkout: Path, parents: Collection[str]) -> dict[str, str]:
     if experiment is None or not parents:
         return {}
     rows = _pages(client.search_runs, [experiment.experiment_id])
-    going = {row.info.run_id for row in rows} & set(parents)
+    going = {row.info.run_id for row in rows} & _ids(checkout, parents)
     links = {
         child: row.info.run_id
         for row in reversed(rows)  # newest first there: the oldest that stays takes a stage over
@@ -62,6 +64,26 @@ def remove(checkout: Path, rows: Mapping[str, str]) -> str:
             get_artifact_repository(place).delete_artifacts()
             store._hard_delete_run(run)
     return "" if final or not rows else "the rows are in MLflow's bin; `mlflow gc` at its server removes them for good"
+
+
+def forget_journals(checkout: Path, parents: Collection[str], rows: Mapping[str, str]) -> None:
+    """Removes the journals of pipeline rows `parents` and of their stages, which `rows` tells as `doomed` does.
+
+    Otherwise what MLflow had not got yet would be sent for rows that are gone.
+    """
+    known = set(parents) | _ids(checkout, parents)
+    for journal in journals(database(checkout).journals, finished=True):
+        state = journal.state()
+        handles = {state.run_id, PENDING + journal.id} - {""}
+        if handles & known or rows.get(state.run_id) == "" or (state.parent in known and state.run_id not in rows):
+            journal.remove()
+
+
+def _ids(checkout: Path, handles: Collection[str]) -> set[str]:
+    """MLflow's ids of rows, some of which may be known by the handle they had while MLflow was away."""
+    ids = {journal.id: journal.state().run_id for journal in journals(database(checkout).journals, finished=True)}
+    found = {ids.get(handle.removeprefix(PENDING), "") if handle.startswith(PENDING) else handle for handle in handles}
+    return found - {""}  # of a row that MLflow has not got; rows without a parent have the same
 
 
 def _client(checkout: Path) -> Any:

@@ -20,7 +20,9 @@ from prefect import flow
 
 from components import work
 from components.tracking import removal
-from components.tracking.database import create_run
+from components.tracking.database import database
+from components.tracking.journal import journals
+from components.tracking.run import Run
 from flows import gc, records, retention
 from flows.pipeline import Request, StageFailedError, pipeline, run_in
 from flows.records import Record
@@ -198,14 +200,14 @@ def test_a_cache_that_others_may_share_stays(toy, tmp_path: Path, capsys: pytest
 
 
 def test_rows_that_another_run_links_to_move_to_it_and_a_persons_bin_stays(tracked) -> None:
-    root = tracked.root
-    going, staying = (create_run(root, name, "", {"trigger": "prefect"}) for name in ("going", "staying"))
-    shared, alone = (create_run(root, name, going.run_id, {"stage": name}) for name in ("pretrain", "davis"))
+    root, store = tracked.root, database(tracked.root)
+    going, staying = (Run.begin(store, "pipeline", name, "", {"trigger": "prefect"}) for name in ("going", "staying"))
+    shared, alone = (Run.begin(store, name, name, going.run_id, {"stage": name}) for name in ("pretrain", "davis"))
     staying.tags({"linked.pretrain": shared.run_id})
     alone.artifact(root / "dvc.yaml")
-    client = MlflowClient(f"sqlite:///{root / 'mlflow.db'}")
-    binned = create_run(root, "binned", "", {})
-    client.delete_run(binned.run_id)
+    client = store.client()
+    binned = client.create_run(store.experiment(client), run_name="binned").info.run_id
+    client.delete_run(binned)
     experiment = client.create_experiment("binned")
     client.delete_experiment(experiment)
     artefacts = Path(client.get_run(alone.run_id).info.artifact_uri.removeprefix("file://"))
@@ -214,10 +216,27 @@ def test_rows_that_another_run_links_to_move_to_it_and_a_persons_bin_stays(track
     rows = removal.doomed(root, {going.run_id})
     assert rows == {going.run_id: "", alone.run_id: "", shared.run_id: staying.run_id}
     assert removal.remove(root, rows) == ""
+    removal.forget_journals(root, {going.run_id}, rows)
     left = {row.info.run_name: row for row in client.search_runs(["1"], run_view_type=ViewType.ALL)}
     assert set(left) == {"staying", "pretrain", "binned"} and not artefacts.exists()
     assert left["pretrain"].data.tags["mlflow.parentRunId"] == staying.run_id
     assert client.get_experiment(experiment).lifecycle_stage == "deleted"
+    assert {one.id for one in journals(store.journals, finished=True)} == {shared.journal.id, staying.journal.id}
+
+
+def test_a_run_that_mlflow_never_got_is_not_sent_later(tracked, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as away:
+        away.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
+        away.setenv("PIPELINE_JOURNALS", str(tracked.root / "logs/tracking"))
+        parents = [Run.begin(database(tracked.root), "pipeline", name, "", {}) for name in ("going", "staying")]
+        for parent in parents:
+            Run.begin(database(tracked.root), "davis", "davis", parent.run_id, {})
+    going = parents[0].run_id
+    assert going.startswith("pending-") and removal.doomed(tracked.root, {going}) == {}
+    removal.forget_journals(tracked.root, {going}, {})
+    left = journals(tracked.root / "logs/tracking")
+    assert {one.state().parent or one.id for one in left} == {parents[1].run_id, parents[1].journal.id}
+    assert len(list((tracked.root / "logs/tracking").glob("*.jsonl"))) == 2
 
 
 def test_who_stays_and_why() -> None:
