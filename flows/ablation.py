@@ -38,7 +38,7 @@ class Order:
     code: Mapping[str, str]
     """As `standing.code` of the start; a member that would run other code fails."""
     row: str
-    """Id of the ablation's row in MLflow; '' where MLflow refused."""
+    """The ablation's row in MLflow."""
     lifelines: list[Lifeline] = field(default_factory=list)
     """Of the members that have started."""
     cancelled: threading.Event = field(default_factory=threading.Event)
@@ -164,7 +164,7 @@ def run_member(order: Order, member: Member, do: Do) -> State[None]:
             standing.forget(order.checkout, name)
         stages = standing.note(order.checkout, member, order.stages)
         tags = {"ablation": order.ablation, "ablation.cell": member.cell.label, "ablation.seed": str(member.seed)}
-        tags |= {"mlflow.parentRunId": order.row} if order.row else {}
+        tags |= {"mlflow.parentRunId": order.row}
         asked = Request(
             standing.owner(order.ablation, name), stages, parallel=order.parallel, sections=member.sections, tags=tags
         )

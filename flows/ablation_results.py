@@ -58,9 +58,9 @@ def scored(checkout: Path, member: Member, do: Do, reasons: Mapping[str, str]) -
     if reason or record is None or record.status != "FINISHED":
         return Scored(member, "failed", reason or "it left no record of its end", None)
     try:
-        row = parent_runs.pipeline_rows(checkout, [record.parent])[0]
-    except ValueError as error:  # deleted there, or refused when the run started
-        return Scored(member, "failed", f"it finished, but MLflow has no row of it: {error}", None)
+        row = parent_runs.pipeline_row(checkout, record.parent)
+    except ValueError as error:  # deleted there, or away
+        return Scored(member, "failed", f"it finished, but its scores cannot be read: {error}", None)
     return Scored(member, "taken" if do == "take" else "finished", "", row)
 
 

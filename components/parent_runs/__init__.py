@@ -9,7 +9,7 @@ The runs of the stages hang below them: components/tracking/.
 from components.parent_runs.access import check
 from components.parent_runs.dead import close_dead, close_killed
 from components.parent_runs.headlines import headline_metrics, headline_tags
-from components.parent_runs.rows import Row, beside_previous, pipeline_rows
+from components.parent_runs.rows import Row, beside_previous, pipeline_row, pipeline_rows
 from components.parent_runs.writing import (
     attach,
     begin_row,
@@ -32,6 +32,7 @@ __all__ = [
     "headline_metrics",
     "headline_tags",
     "open_row",
+    "pipeline_row",
     "pipeline_rows",
     "record_pipeline",
     "stage_environment",

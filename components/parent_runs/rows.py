@@ -44,6 +44,18 @@ def beside_previous(checkout: Path, run_id: str) -> list[Row]:
     return [_row(row) for row in rows]
 
 
+def pipeline_row(checkout: Path, run_id: str) -> Row:
+    """The row with this id or handle. Raises ValueError where MLflow has none, or is away."""
+    store = database(checkout)
+    try:
+        with away():
+            if found := resolved(store, run_id):
+                return _row(store.client().get_run(found))
+    except AwayError as error:
+        raise ValueError(f"MLflow did not give row {run_id!r}: {error}") from error
+    raise ValueError(f"MLflow has no row {run_id!r}, and no journal on this machine holds it")
+
+
 def pipeline_rows(root: Path, names: Sequence[str]) -> list[Row]:
     """The rows of pipeline runs, each named by its id in MLflow or by its name, which stands for the newest run of that name.
 

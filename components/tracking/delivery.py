@@ -104,7 +104,8 @@ def _create(client: "MlflowClient", database: Database, journal: Journal, operat
     if made:
         return str(made[0].info.run_id)
     parent = resolved(database, operation["parent"]) if operation["parent"] else ""
-    tags = {**operation["tags"], "journal": journal.id, **({"mlflow.parentRunId": parent} if parent else {})}
+    tags = {key: resolved(database, value) for key, value in operation["tags"].items()}
+    tags |= {"journal": journal.id, **({"mlflow.parentRunId": parent} if parent else {})}
     run = client.create_run(experiment, start_time=operation["time"], run_name=operation["name"], tags=tags)
     return str(run.info.run_id)
 
