@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -215,13 +214,3 @@ def test_tables_6_to_8_are_the_rows_of_the_page_of_the_papers_tables() -> None:
         }
         settled = sweep.parse(f"table{table}", sweep.values(PROJECT, f"table{table}"))
         assert {",".join([*settled.base, *cell.presets]) for cell in cells.cells(settled)} == expected
-
-
-def test_prefect_yaml_has_a_deployment_for_each() -> None:
-    deployments = yaml.safe_load((PROJECT / "prefect.yaml").read_text())["deployments"]
-    found = {one["name"]: one for one in deployments if one["entrypoint"] == "flows.ablation.ablation"}
-    assert sorted(found) == COMMITTED
-    fields = ["ablation", *sweep.Sweep.model_fields]
-    for name, one in found.items():
-        assert one["build"] == [{"flows.deploy.ablation": {"id": "recipe", "name": name}}]
-        assert one["parameters"] == {field: f"{{{{ recipe.parameters.{field} }}}}" for field in fields}

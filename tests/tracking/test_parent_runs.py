@@ -1,5 +1,6 @@
 """The rows of pipeline runs: begun safely by a crowd, found again, compared only under one protocol."""
 
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -51,6 +52,28 @@ def test_a_row_knows_the_protocol_of_each_of_its_metrics(project: Path) -> None:
     for wrong in ("three", "it's", ""):
         with pytest.raises(ValueError, match="no pipeline run of sqlite:.* has the id or name"):
             parent_runs.pipeline_rows(project, ["one", wrong])
+
+
+def test_a_row_below_one_that_began_while_mlflow_was_away_is_below_it_in_mlflow(
+    project: Path, database: Path, runs: Runs
+) -> None:
+    (project / "mlflow.db").write_bytes(b"this is no database" * 100)
+    above = parent_runs.begin_row(project, "sweep", {"ablation": "sweep"})
+    with pytest.raises(ValueError, match=f"MLflow did not give row '{above}': .* file is not a database"):
+        parent_runs.pipeline_row(project, above)
+    shutil.copy(database, project / "mlflow.db")
+    below = parent_runs.begin_row(project, "member", {"mlflow.parentRunId": above})
+    row = parent_runs.pipeline_row(project, above)
+    assert row.name == "sweep" and row.run_id != above
+    assert {run.info.run_name: run.data.tags.get("mlflow.parentRunId") for run in runs(project)} == {
+        "sweep": None,
+        "member": row.run_id,
+    }
+    assert parent_runs.pipeline_row(project, below).name == "member"
+    with pytest.raises(ValueError, match="MLflow did not give row '0123': "):
+        parent_runs.pipeline_row(project, "0123")
+    with pytest.raises(ValueError, match="MLflow has no row 'pending-0123', and no journal on this machine holds it"):
+        parent_runs.pipeline_row(project, "pending-0123")
 
 
 def test_the_longest_name_owns_a_metric() -> None:
