@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import get_args
 
-from flows import agenda, members, sweep, terminal
-from flows.standing import OtherCode
+from flows import terminal
+from flows.ablations import agenda, members, sweep
+from flows.ablations.standing import OtherCode
 
 
 def main(argv: Sequence[str] | None = None) -> int:

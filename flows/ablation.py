@@ -14,13 +14,15 @@ from prefect.client.schemas import State
 from prefect.runtime import flow_run
 from prefect.states import Completed, Failed
 
-from flows import ablation_results, agenda, killed, members, orphan, standing, sweep
-from flows.agenda import Agenda
+from flows import killed, orphan
+from flows.ablations import agenda, members, standing, sweep
+from flows.ablations import results as ablation_results
+from flows.ablations.agenda import Agenda
+from flows.ablations.members import Member
+from flows.ablations.spread import Scored
+from flows.ablations.standing import Do, OtherCode
 from flows.command import Lifeline
-from flows.members import Member
 from flows.pipeline import Request, StageFailedError, run_in, say
-from flows.spread import Scored
-from flows.standing import Do, OtherCode
 
 
 class MemberFailedError(RuntimeError):

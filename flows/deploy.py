@@ -10,7 +10,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from flows import form, graph, presets, sweep
+from flows import form, graph, presets
+from flows.ablations import sweep
 
 POLL_S = 2.0  # Prefect's own 10 s is long for a person who has just pressed Run
 RUNS = 2

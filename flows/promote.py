@@ -14,8 +14,8 @@ from prefect.artifacts import create_markdown_artifact
 from prefect.client.schemas import State
 from prefect.states import Completed, Failed
 
-from flows import judgement, promotion
-from flows.promotion import Request
+from flows.promotions import judgement, promotion
+from flows.promotions.promotion import Request
 
 
 @flow(name="promote", persist_result=False)

@@ -29,7 +29,7 @@ from components.probe.extraction import columns, encode
 from components.stage import read_yaml
 from flows import records
 from flows.promote import main
-from flows.promotion import Request, promote, rollback
+from flows.promotions.promotion import Request, promote, rollback
 from flows.records import Record
 
 SCORES = '{"jf_mean": %s, "jf_mean_untrained": 40.0, "jf_mean_gain": 9.0, "protocol": "%s"}'

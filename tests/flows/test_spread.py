@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from components.ablation_figure import Panel, figure
 from components.parent_runs import Row
-from flows import spread
-from flows.ablation_results import panels
-from flows.cells import Cell
-from flows.members import Member
-from flows.spread import Scored
+from flows.ablations import spread
+from flows.ablations.cells import Cell
+from flows.ablations.members import Member
+from flows.ablations.results import panels
+from flows.ablations.spread import Scored
 
 TOP1, NORM = "davis/jf_mean", "pretrain/A_norm"
 NUMBERS = st.floats(-1e3, 1e3, allow_nan=False)

@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from components.stage import canonical_yaml, flatten, read_yaml
-from flows import cells, members, preflight, presets, scope, sweep
+from flows import preflight, presets
+from flows.ablations import cells, members, scope, sweep
 
 PROJECT = Path(__file__).parents[2]
 COMMITTED = sorted(path.stem for path in (PROJECT / "params/ablations").glob("*.yaml"))

@@ -11,7 +11,8 @@ import pytest
 import yaml
 from prefect.client.orchestration import get_client
 
-from flows import deploy, presets, sweep
+from flows import deploy, presets
+from flows.ablations import sweep
 
 FLOWS = {"flows.pipeline.pipeline", "flows.ablation.ablation", "flows.promote.promote", "flows.promote.rollback"}
 

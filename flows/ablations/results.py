@@ -10,11 +10,12 @@ from prefect import get_run_logger
 from prefect.artifacts import create_link_artifact, create_markdown_artifact, create_table_artifact
 
 from components.stage import atomic, canonical_yaml, write_json
-from flows import artifacts, links, records, spread
-from flows.members import Member
-from flows.spread import Scored
-from flows.standing import Do
-from flows.sweep import Sweep
+from flows import artifacts, links, records
+from flows.ablations import spread
+from flows.ablations.members import Member
+from flows.ablations.spread import Scored
+from flows.ablations.standing import Do
+from flows.ablations.sweep import Sweep
 
 if TYPE_CHECKING:
     from components.ablation_figure import Panel

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from components.stage import contract, digest, validate
-from flows import cells, preflight, presets, scope
-from flows.cells import Cell
-from flows.sweep import Sweep
+from flows import preflight, presets
+from flows.ablations import cells, scope
+from flows.ablations.cells import Cell
+from flows.ablations.sweep import Sweep
 
 Sections = dict[str, dict[str, Any]]
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from components.stage import digest
 from flows import preflight
-from flows.sweep import Axes, Sweep
+from flows.ablations.sweep import Axes, Sweep
 
 PRESETS = "presets"  # the axis that is no parameter
 LONGEST = 40  # characters of one value in a name

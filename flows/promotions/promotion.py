@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flows import branch, judgement, lineage, preflight, records, snapshot
+from flows import preflight, records
+from flows.promotions import branch, judgement, lineage, snapshot
 from flows.records import Record
 from flows.stage import terminal
 

@@ -5,11 +5,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flows import members, preflight, scope, standing, sweep, workspace
+from flows import preflight, workspace
+from flows.ablations import members, scope, standing, sweep
+from flows.ablations.members import Member
+from flows.ablations.standing import Do, OtherCode
+from flows.ablations.sweep import Sweep
 from flows.git import why_not
-from flows.members import Member
-from flows.standing import Do, OtherCode
-from flows.sweep import Sweep
 
 WORDS: dict[Do, str] = {
     "run": "to run",

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from components.stage import flatten, write_json
 from flows import graph, records
-from flows.members import Faults, Member, Sections
+from flows.ablations.members import Faults, Member, Sections
 
 OtherCode = Literal["refuse", "take", "renew"]
 """What becomes of members that other code finished: told, and nothing starts; taken as they are; or run again."""

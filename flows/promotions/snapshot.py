@@ -11,8 +11,8 @@ from typing import Any
 
 from dvc.config import Config
 
-from flows import branch
 from flows.command import Lifeline, run
+from flows.promotions import branch
 from flows.stage import stage_environment
 
 

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 from components.parent_runs import Row
 from components.report.markdown import grid
-from flows.cells import Cell
-from flows.members import Member
+from flows.ablations.cells import Cell
+from flows.ablations.members import Member
 
 
 @dataclass(frozen=True)
