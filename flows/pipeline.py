@@ -138,6 +138,7 @@ def _run(space: Workspace, request: Request, nodes: list[graph.Node]) -> Outcome
     from components.tracking import uri
 
     checkout, root, name = space.checkout, space.root, space.record.name
+    parent_runs.check(checkout)
     origin = _origin(space.record)
     parent = parent_runs.start_pipeline(checkout, root, name, origin | dict(request.tags), space.record.parent)
     space.know(parent=parent)

@@ -5,12 +5,12 @@ the stage's own files as well. The rows of whole pipeline runs: components/paren
 No other file of the project imports MLflow.
 
 `journal` (on disk) · `delivery` (from there to MLflow) · `run` (one run) · `resumption` (the run that a stage goes on in) ·
-`origin` (tags and datasets) · `system` (how busy the machine is) · `stage_run` (what stages call) · `sync` (what is still to be sent).
+`origin` (tags and datasets) · `system` (how busy the machine is) · `stage_runs` (what stages call) · `sync` (what is still to be sent).
 """
 
 from components.tracking.database import EXPERIMENT, PARENT, Database, database, project_root, uri
 from components.tracking.run import Run
-from components.tracking.stage_run import (
+from components.tracking.stage_runs import (
     StageRecord,
     log_figure,
     log_metrics,
