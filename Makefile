@@ -3,7 +3,7 @@ VENV := .venv
 SHELL := /bin/bash
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
-.PHONY: help install run ablation up down status params repro test test-faults test-browser screenshots lint types imports check promote rollback push pull accept gc mlflow clean
+.PHONY: help install run ablation up down status params repro test test-faults test-browser screenshots lint types imports check promote rollback push pull accept gc mlflow sync clean
 
 help:  ## what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -53,6 +53,9 @@ push: install  ## data, models and run cache of dvc.lock to DVC's default remote
 
 pull: install  ## the same from there
 	dvc pull --run-cache
+
+sync: install  ## send MLflow what it has not got while it was away
+	@python -m components.tracking.sync
 
 accept: install  ## say that a code edit changes no result: make accept STAGE=pretrain
 	dvc commit --force $(STAGE)

@@ -48,7 +48,7 @@ def close_killed(checkout: Path, run_id: str, stage: str = "") -> None:
 
 def _close(store: Database, journal: Journal) -> None:
     journal.append({"op": "end", "status": "KILLED", "time": int(time.time() * 1000)})
-    journal.end("KILLED")
+    journal.note(status="KILLED")
     try:
         deliver(journal, store)
     except AwayError as error:

@@ -33,21 +33,20 @@ class AwayError(Exception):
 
 def deliver(journal: Journal, database: Database) -> None:
     """Sends what `journal` holds and MLflow has not got, and notes how far it came. Raises AwayError."""
-    with journal.alone(), away():
+    with away(), journal.alone("send"):
         client = database.client()
         for operation, end in _merged(journal):
-            state = journal.state()
             if operation["op"] == "create":
-                state = state._replace(run_id=state.run_id or _create(client, database, journal, operation))
+                _created(journal, database)
             else:
-                _apply(client, database, journal, state.run_id, operation)
-            journal.note(state._replace(offset=end))
+                _apply(client, database, journal, journal.state().run_id, operation)
+            journal.note(offset=end)
             if operation["op"] == "artifact":
                 (journal.files / operation["file"]).unlink(missing_ok=True)
 
 
 def resolved(database: Database, handle: str) -> str:
-    """The id in MLflow of a run that had none when its handle was given; any other id as it is.
+    """The id in MLflow of a run that had none when its handle was given, and gets one now if need be; any other id as it is.
 
     '' for a handle whose journal is not on this machine. Raises AwayError.
     """
@@ -55,10 +54,21 @@ def resolved(database: Database, handle: str) -> str:
         return handle
     for journal in journals(database.journals, finished=True):
         if journal.id == handle.removeprefix(PENDING):
-            if not journal.state().run_id:
-                deliver(journal, database)
-            return journal.state().run_id
+            return _created(journal, database)
     return ""
+
+
+def _created(journal: Journal, database: Database) -> str:
+    """The id of the journal's run in MLflow, which is made, below its parent, unless it is there."""
+    if run_id := journal.state().run_id:
+        return run_id
+    with away(), journal.alone("create"):
+        if run_id := journal.state().run_id:  # by another process in this moment
+            return run_id
+        operation = next((operation for operation, _ in journal.operations()), None)
+        if operation is None:
+            raise AwayError(f"{journal.path} is empty, the disk was full")
+        return journal.note(run_id=_create(database.client(), database, journal, operation)).run_id
 
 
 @contextmanager

@@ -15,7 +15,7 @@ import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, Literal, NamedTuple, Self
 
 import psutil
 
@@ -68,15 +68,16 @@ class Journal:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._state, self._lock = path.with_suffix(".state"), path.with_suffix(".lock")
-        self.files = path.with_suffix(".files")
+        self._state, self.files = path.with_suffix(".state"), path.with_suffix(".files")
 
     @classmethod
-    def new(cls, folder: Path, key: str, state: State) -> Self:
-        """An empty journal. Its id begins with the time, so that names sort by age."""
+    def new(cls, folder: Path, key: str, state: State, first: Operation | None = None) -> Self:
+        """A journal with its first operation. Its id begins with the time, so that names sort by age. Raises OSError."""
         folder.mkdir(parents=True, exist_ok=True)
         made = cls(folder / f"{key}.{time.strftime('%Y%m%d%H%M%S')}-{uuid.uuid4().hex[:12]}.jsonl")
-        made.note(state)
+        if first:
+            made.append(first)
+        write_json(made._state, state._asdict())
         return made
 
     @property
@@ -89,17 +90,24 @@ class Journal:
         values = json.loads(self._state.read_text(encoding="utf-8"))
         return State(**values | {"process": Process(*values["process"])})
 
-    def note(self, state: State) -> State:
-        """Notes `state` in place of the one before."""
-        write_json(self._state, state._asdict())
-        return state
+    def note(self, **known: Any) -> State:
+        """Changes parts of the state."""
+        with self.alone("note"):
+            state = self.state()._replace(**known)
+            write_json(self._state, state._asdict())
+            return state
 
     @contextmanager
-    def alone(self) -> Iterator[None]:
-        """One process at a time sends or notes."""
-        with self._lock.open("w") as lock:
+    def alone(self, to: Literal["send", "create", "note"]) -> Iterator[None]:
+        """One process at a time does that. Who creates may wait for a parent's creation, and who sends for any: never the other way."""
+        folder = self.path.parent / ".locks"
+        folder.mkdir(exist_ok=True)
+        with (folder / f"{self.id}.{to}").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
+
+    def _locks(self) -> list[Path]:
+        return list((self.path.parent / ".locks").glob(f"{self.id}.*"))
 
     def append(self, operation: Operation) -> None:
         """Writes one line at the end. Raises OSError when the disk refuses."""
@@ -138,11 +146,6 @@ class Journal:
         """Whether MLflow has all of it."""
         return not self.path.exists() or self.state().offset >= self.path.stat().st_size
 
-    def end(self, status: str) -> None:
-        """Notes that its run has ended."""
-        with self.alone():
-            self.note(self.state()._replace(status=status))
-
     def shelved(self) -> Self:
         """The journal, moved to `finished/` if its run has finished and MLflow has all of it."""
         return self._moved("finished") if self.state().status == "FINISHED" and self.sent() else self
@@ -153,17 +156,18 @@ class Journal:
 
     def remove(self) -> None:
         """Forgets the run, whatever MLflow has of it."""
-        for path in (self.path, self.files, self._lock, self._state):  # the state last: without it nothing is found
+        for path in (self.path, self.files, *self._locks(), self._state):  # the state last: without it nothing is found
             remove(path)
 
     def _moved(self, folder: str) -> Self:
         aim = (self.path.parent / folder).resolve()
         aim.mkdir(exist_ok=True)
-        with self.alone():
+        with self.alone("send"):
             for path in (self.path, self._state, self.files):
                 if path.exists():
                     path.rename(aim / path.name)
-        self._lock.unlink(missing_ok=True)
+        for lock in self._locks():
+            lock.unlink(missing_ok=True)
         return type(self)(aim / self.path.name)
 
 

@@ -50,7 +50,7 @@ def _resumed(database: Database, key: str, name: str, mark: str, parent: str, ta
         moved = {"mlflow.parentRunId": parent}
         moved |= {f"parent.attempt_{newest.state().attempt - 1}": before} if before else {}
         run.tags({"continued_by": parent}, run=before) if before else None
-        run.journal.note(run.journal.state()._replace(parent=parent))
+        run.journal.note(parent=parent)
     run.tags({**tags, **moved})
     return run
 

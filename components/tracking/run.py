@@ -39,26 +39,24 @@ class Run:
     @classmethod
     def begin(cls, database: Database, key: str, name: str, parent: str, tags: Mapping[str, str]) -> Self:
         """A new run. `key` begins the name of its journal."""
+        tags = {**_source_tags(), **tags, "attempt": "1", **_process_tags()}
+        first = {"op": "create", "name": name, "parent": parent, "tags": tags, "time": _now()}
         state = State(database.uri, parent=parent, process=Process.this())
         try:
-            journal = Journal.new(database.journals, key, state)
+            journal = Journal.new(database.journals, key, state, first)
         except OSError as error:
             folder = Path(tempfile.mkdtemp(prefix="tracking-"))
             print(f"warning: {error}; what MLflow doesn't take at once waits in {folder}", file=sys.stderr)
-            journal = Journal.new(folder, key, state)
+            journal = Journal.new(folder, key, state, first)
         run = cls(database, journal)
-        tags = {**_source_tags(), **tags, "attempt": "1", **_process_tags()}
-        run.say({"op": "create", "name": name, "parent": parent, "tags": tags, "time": _now()})
+        run.send()
         return run
 
     @classmethod
     def resume(cls, database: Database, journal: Journal, known: Mapping[str, int] | None = None) -> Self:
         """A run that ended or was cut off, going on in this process as its next attempt."""
         journal = journal.unshelved()
-        with journal.alone():
-            state = journal.state()
-            state = state._replace(status="RUNNING", attempt=state.attempt + 1, process=Process.this())
-            journal.note(state)
+        state = journal.note(status="RUNNING", attempt=journal.state().attempt + 1, process=Process.this())
         run = cls(database, journal, known)
         run.say({"op": "reopen"})
         run.tags({"attempt": str(state.attempt), **_process_tags()})
@@ -141,8 +139,13 @@ class Run:
             self._next_try = 0.0
             self.say({"op": "end", "status": status, "time": _now()})
             if not self.journal.sent():
-                left = f"`make sync` sends what is in {self.journal.path}"
-                print(f"warning: MLflow has not got all of {self.journal.path.stem}; {left}", file=sys.stderr)
+                folder = self.journal.path.parent
+                elsewhere = f"`python -m components.tracking.sync --journals {folder}`"
+                way = "`make sync`" if folder == self.database.journals else elsewhere
+                print(
+                    f"warning: MLflow has not got all of {self.journal.path.stem}; {way} sends the rest",
+                    file=sys.stderr,
+                )
 
     def say(self, operation: Mapping[str, Any]) -> None:
         """Writes an operation down and sends what waits. No failure of disk or MLflow comes out of it."""
@@ -150,19 +153,27 @@ class Run:
             try:
                 self.journal.append(operation)
                 if operation["op"] == "end":
-                    self.journal.end(operation["status"])
-                if time.monotonic() >= self._next_try:
-                    deliver(self.journal, self.database)
-                    self._warned = False
-                    self.journal = self.journal.shelved()
+                    self.journal.note(status=operation["status"])
+            except OSError as error:
+                self._warn(
+                    f"the journal of MLflow's run cannot be written: {error}; the stage's own files hold the numbers"
+                )
+                return
+            self.send()
+
+    def send(self) -> None:
+        """Sends what waits, unless MLflow failed a moment ago."""
+        with self._lock:
+            if time.monotonic() < self._next_try:
+                return
+            try:
+                deliver(self.journal, self.database)
+                self.journal = self.journal.shelved()
+                self._warned = False
             except AwayError as error:
                 self._next_try = time.monotonic() + PATIENCE_S
                 self._warn(
                     f"MLflow at {self.database.uri} is away: {error}; the work goes on, {self.journal.path} keeps it"
-                )
-            except OSError as error:
-                self._warn(
-                    f"the journal of MLflow's run cannot be written: {error}; the stage's own files hold the numbers"
                 )
 
     def _warn(self, text: str) -> None:

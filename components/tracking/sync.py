@@ -16,12 +16,18 @@ def main(argv: list[str] | None = None) -> int:
     """Exit status 0 when MLflow has everything, 1 when something still waits."""
     parser = argparse.ArgumentParser(prog="python -m components.tracking.sync", description=__doc__, allow_abbrev=False)
     parser.add_argument("--root", type=Path, default=project_root(), metavar="FOLDER", help="the project's folder")
-    store = database(parser.parse_args(argv).root.resolve())
+    parser.add_argument("--journals", type=Path, metavar="FOLDER", help="where the journals are, if not there")
+    arguments = parser.parse_args(argv)
+    store = database(arguments.root.resolve())
+    store = store._replace(journals=arguments.journals or store.journals)
     waiting, sent = 0, 0
     for journal in journals(store.journals):  # pipelines are sent with the first of their stages
-        if journal.sent():
+        try:
+            if journal.sent():
+                continue
+            own = Database(journal.state().uri, store.journals)
+        except FileNotFoundError:  # its own process has just sent it all and moved it
             continue
-        own = Database(journal.state().uri, store.journals)
         try:
             deliver(journal, own)
             journal.shelved()

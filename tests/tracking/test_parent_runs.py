@@ -1,5 +1,6 @@
 """The rows of pipeline runs: begun safely by a crowd, found again, compared only under one protocol."""
 
+import os
 import shutil
 import subprocess
 import sys
@@ -14,19 +15,40 @@ from components import parent_runs
 Runs = Callable[[Path], list[Any]]
 
 
-def test_a_fresh_database_bears_four_processes_at_once(fresh: Path, runs: Runs) -> None:
+STAGE = """
+import os, sys
+from pathlib import Path
+from components import tracking
+from components.report.contract import ReportInputs, ReportOutputs, ReportParams
+from components.stage import contract
+root = Path(os.environ["DVC_ROOT"])
+inputs = ReportInputs(metrics=root, values=root, protocols=root, plots=root)
+outputs = ReportOutputs(report=root / "r.md", page=root / "p", table=root / "t", run=root / "run.json")
+with tracking.stage_run("report", contract("report"), ReportParams(decimals=2, picture_pixels=1200), inputs, outputs):
+    tracking.log_metrics({"report/curve": 1.0}, 1)
+"""
+
+
+def test_three_workspaces_at_once_on_a_fresh_database(fresh: Path, runs: Runs) -> None:
     """MLflow's own first use crashes here: each process migrates the file."""
-    code = (
-        "import sys; from pathlib import Path; from components import parent_runs; "
-        "root = Path(sys.argv[1]); parent_runs.start_pipeline(root, root, 'x', {'trigger': 'dvc'})"
-    )
-    crowd = [
-        subprocess.Popen([sys.executable, "-c", code, str(fresh)], stderr=subprocess.PIPE, text=True) for _ in range(4)
-    ]
+    workspaces = [fresh / "workspaces" / name / "tree" for name in ("a", "b", "c")]
+    crowd = []
+    for root in workspaces:
+        root.mkdir(parents=True)
+        known = {"DVC_ROOT": str(root), "MLFLOW_TRACKING_URI": f"sqlite:///{fresh / 'mlflow.db'}"}
+        crowd.append(
+            subprocess.Popen(
+                [sys.executable, "-c", STAGE], env=os.environ | known, cwd=root, stderr=subprocess.PIPE, text=True
+            )
+        )
     for process in crowd:
         _, errors = process.communicate(timeout=240)
-        assert process.returncode == 0, errors
-    assert len(runs(fresh)) == 4
+        assert process.returncode == 0 and "warning: " not in errors, errors
+    found = runs(fresh)
+    assert [(run.info.status, run.data.metrics) for run in found] == [("FINISHED", {"report/curve": 1.0})] * 3
+    assert all(run.info.artifact_uri.startswith(f"file://{fresh}/mlartifacts/") for run in found)
+    assert len(list((fresh / "logs/tracking/finished").glob("report.*.jsonl"))) == 3
+    assert [list(root.iterdir()) for root in workspaces] == [[], [], []]
 
 
 def ended(root: Path, name: str, protocol: str) -> str:

@@ -96,7 +96,7 @@ def test_what_a_full_disk_kept_from_mlflow_is_sent_later(
         tracking.log_plot("curves.png", drawing(1))
         tracking.log_metrics({"report/curve": 1.0}, step=1)
     warnings = [line for line in capsys.readouterr().err.splitlines() if line.startswith("warning: ")]
-    assert "is away: [Errno 20] Not a directory" in warnings[0] and "`make sync` sends what is in" in warnings[1]
+    assert "is away: [Errno 20] Not a directory" in warnings[0] and "`make sync` sends the rest" in warnings[1]
     assert len(warnings) == 2 and runs(project)[0].info.status == "RUNNING"
 
     (project / "mlartifacts").unlink()
