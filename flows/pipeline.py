@@ -2,7 +2,7 @@
 
 import concurrent.futures
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -121,16 +121,22 @@ def run_in(checkout: Path, name: str, request: Request) -> Outcome:
     preflight.check_uncommitted(request.uncommitted)
     killed.close(checkout)
     space = workspace.open_workspace(checkout, name, request.owner, request.uncommitted, request.in_place)
-    try:
-        with preflight.alone(checkout, name) if space.record.in_place else nullcontext():
+    with ExitStack() as stack:
+        try:
+            if space.record.in_place:
+                stack.enter_context(preflight.alone(checkout, name))
             checked: State[Any] = check(
                 space.root, request.stages, request.parallel, request.sections, return_state=True
             )
             nodes: Any = checked.result()  # or raises what was wrong
+        except BaseException:  # nothing has run
+            space.discard()
+            raise
+        try:
             return _run(space, request, nodes)
-    except ValueError:  # nothing has run
-        space.discard()
-        raise
+        except BaseException:
+            space.fail()
+            raise
 
 
 def _run(space: Workspace, request: Request, nodes: list[graph.Node]) -> Outcome:

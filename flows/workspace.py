@@ -49,6 +49,12 @@ class Workspace:
         """Writes down how the run ended."""
         return self.know(status=status, ended=records.now())
 
+    def fail(self) -> None:
+        """Writes down the end of a run that broke before it could; one that has ended stays as it is."""
+        current = records.read(self.checkout, self.record.name)
+        if current and current.status == "RUNNING":
+            self.end("FAILED")
+
     def discard(self) -> None:
         """Forgets a run of which nothing has run, so that its name is free again."""
         if self.again:
@@ -116,7 +122,8 @@ def _clone(checkout: Path, record: Record, patch: Path, tree: Path) -> None:
     top = git(checkout, "rev-parse", "--show-toplevel")
     git(checkout, "clone", "--quiet", "--local", "--no-checkout", top, str(tree))
     with (tree / ".git" / "info" / "exclude").open("a", encoding="utf-8") as file:
-        file.write("work\ndata/raw/*\n")  # links here, which patterns such as `/work/` do not mean
+        inside = git(checkout, "rev-parse", "--show-prefix")
+        file.write(f"/{inside}work\n/{inside}data/raw/*\n")  # links here, which patterns such as `/work/` do not mean
     git(tree, "checkout", "--quiet", "--detach", record.commit)
     if record.dirty:
         git(tree, "apply", "--index", "--binary", "--whitespace=nowarn", str(patch))

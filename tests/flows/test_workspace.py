@@ -246,6 +246,14 @@ def test_a_retry_runs_only_what_failed_and_is_one_run_in_dvc_and_mlflow(tracked,
     assert (tracked.root / "report.md").is_file()
 
 
+def test_a_run_that_breaks_after_its_stages_keeps_what_they_made(tracked, prefect) -> None:
+    tracked.script("davis", "mkdir -p metrics; echo 'no JSON' > metrics/davis.json")
+    with chdir(tracked.root), pytest.raises(ValueError, match="Expecting value"):
+        pipeline.with_options(flow_run_name="broken")()
+    assert (tracked.tree("broken") / "report.md").is_file()
+    assert records.read(tracked.root, "broken").status == "FAILED"
+
+
 def test_a_name_is_one_runs_only(toy) -> None:
     opened(toy).end("FINISHED")
     with pytest.raises(ValueError, match=r"run name 'one' is taken by the run of .* \(finished\)"):
