@@ -148,6 +148,31 @@ def test_what_is_wrong_is_told_before_anything_starts(served: Any, tracked, unti
     assert not (tracked.root / "logs").exists()
 
 
+def test_retry_of_a_served_run_does_only_what_failed(
+    served: Any, tracked, prefect: str, until: Callable[..., None]
+) -> None:
+    work = (tracked.root / "scripts/davis.sh").read_text()
+    tracked.script("davis", f"[ -e ../../../lucky ] || {{ echo no luck; exit 1; }}\n{work}")
+    run = trigger(served, "retried", until)
+    assert (run.state_name, run.run_count, tasks(run)["davis"][0]) == ("Failed", 1, "Failed")
+    (tracked.root / "lucky").touch()
+    (tracked.root / "scripts/clevr.sh").write_text("exit 9\n")  # an edit since: a retry does the same work again
+    retry = [sys.executable, "-m", "prefect", "--no-prompt", "flow-run", "retry", str(run.id)]  # as the button does
+    subprocess.run(retry, env=os.environ | {"PREFECT_API_URL": prefect}, check=True, capture_output=True)
+    with get_client(sync_client=True) as client:
+        until(lambda: (state := client.read_flow_run(run.id).state) and state.is_final() and state.name != "Failed")
+        again = client.read_flow_run(run.id)
+        found = client.read_task_runs(flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=[run.id])))
+    assert (again.state_name, again.run_count) == ("Completed", 2)
+    newest = {task.name: task.state_name for task in sorted(found, key=lambda task: task.start_time or task.created)}
+    cached = dict.fromkeys(("prepare@shapes", "prepare@shapes_video", "clevr"), "Cached")
+    assert newest == {"check": "Completed", **cached, "davis": "Ran", "report": "Ran"}
+    client = MlflowClient(f"sqlite:///{tracked.root / 'mlflow.db'}")
+    (row,) = client.search_runs([client.get_experiment_by_name("stop").experiment_id])
+    assert (row.info.status, row.data.metrics["davis/jf_mean"]) == ("FINISHED", 50.0)
+    assert tracked.dvc("exp", "list", "--name-only").stdout.split().count("retried") == 1
+
+
 @pytest.mark.parametrize("wrong", ["no server", "no recipe"])
 def test_bad_input_is_one_message(tmp_path: Path, toy, wrong: str) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "PREFECT_API_URL"}
