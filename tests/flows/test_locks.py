@@ -58,7 +58,7 @@ def stages(toy, names: set[str]) -> list[dict[str, Any]]:
     @flow
     def some() -> list[dict[str, Any]]:
         with Lifeline() as lifeline:
-            return run_stages(nodes, Run(toy.root, "try", toy.root / "logs/try", names, {}, lifeline), 2)
+            return run_stages(nodes, Run(toy.root, "try", toy.root, names, {}, lifeline), 2)
 
     return some()
 

@@ -99,8 +99,8 @@ def test_a_disk_that_is_full_when_a_stage_commits(toy, prefect, capsys: pytest.C
     @flow
     def one() -> Any:
         with Lifeline() as lifeline:
-            run = Run(toy.root, "try", toy.root / "logs/try", set(), {}, lifeline)
-            state = run_stage("prepare@shapes", 0, run, return_state=True)
+            run = Run(toy.root, "try", toy.root, set(), {}, lifeline)
+            state = run_stage("prepare@shapes", 0, 0, run, return_state=True)
             return state.name, state.message
 
     with small(cache, 12):
