@@ -14,7 +14,7 @@ from prefect.client.schemas import State
 from prefect.runtime import flow_run
 from prefect.states import Completed, Failed
 
-from flows import killed, orphan
+from flows import garbage, killed, orphan
 from flows.ablations import agenda, members, standing, sweep
 from flows.ablations import results as ablation_results
 from flows.ablations.agenda import Agenda
@@ -154,7 +154,7 @@ def _run(order: Order, due: Agenda) -> dict[str, str]:
 
 def run_member(order: Order, member: Member, do: Do) -> State[None]:
     """Runs one member inside a flow: Completed, or Failed with the reason."""
-    name = member.name
+    name, before = member.name, ""
     try:
         if standing.code(order.checkout, order.stages) != order.code:
             raise ValueError(
@@ -163,7 +163,7 @@ def run_member(order: Order, member: Member, do: Do) -> State[None]:
             )
         if do == "renew":
             say(f"{name} starts anew: the code has changed since its last run")
-            standing.forget(order.checkout, name)
+            before = standing.forget(order.checkout, name)
         stages = standing.note(order.checkout, member, order.stages)
         tags = {"ablation": order.ablation, "ablation.cell": member.cell.label, "ablation.seed": str(member.seed)}
         tags |= {"mlflow.parentRunId": order.row}
@@ -171,7 +171,9 @@ def run_member(order: Order, member: Member, do: Do) -> State[None]:
             standing.owner(order.ablation, name), stages, parallel=order.parallel, sections=member.sections, tags=tags
         )
         with Lifeline() as lifeline:
-            run_in(order.checkout, name, replace(asked, lifeline=order.enlist(lifeline)))
+            record = run_in(order.checkout, name, replace(asked, lifeline=order.enlist(lifeline))).record
+        if before and record.experiment not in ("", before):  # on another commit: DVC would know two by one name
+            garbage.forget_experiments(order.checkout, [before])
     except (ValueError, StageFailedError) as error:
         return Failed(message=str(error), data=error)
     return Completed(message="finished")

@@ -172,14 +172,15 @@ def prune(checkout: Path) -> list[str]:
     """
     text = os.environ.get(KEEP_TREES) or "5"
     keep = int(text) if text.isdigit() else 5
-    ended = [one for one in reversed(records.every(checkout)) if one.status != "RUNNING" or not records.alive(one)]
     pruned = []
-    for kind in (True, False):
-        for record in [one for one in ended if (one.status == "FINISHED") is kind and not one.in_place][keep:]:
-            tree = records.folder(checkout, record.name) / "tree"
-            if tree.is_dir():
-                if (Path(record.root) / ".dvc").is_dir():
-                    remove(garbage.index_of(Path(record.root)))
-                remove(tree)
-                pruned.append(record.name)
+    with records.alone(checkout):  # other runs end at the same time, and one of these may be retried
+        ended = [one for one in reversed(records.every(checkout)) if one.status != "RUNNING" or not records.alive(one)]
+        for kind in (True, False):
+            for record in [one for one in ended if (one.status == "FINISHED") is kind and not one.in_place][keep:]:
+                tree = records.folder(checkout, record.name) / "tree"
+                if tree.is_dir():
+                    if (Path(record.root) / ".dvc").is_dir():
+                        remove(garbage.index_of(Path(record.root)))
+                    remove(tree)
+                    pruned.append(record.name)
     return pruned

@@ -35,11 +35,15 @@ def close_dead(checkout: Path) -> list[str]:
 def close_killed(checkout: Path, run_id: str, stage: str = "") -> None:
     """Closes as KILLED what was killed before it could say so itself: the run of one `stage`, by DVC's name, below the row `run_id`.
 
-    Without a stage, the row and all that is below it. What has ended already stays as it is.
+    Without a stage, the row and all that is below it. What has ended already stays as it is. A run killed before it had a row has none
+    below it: '' is no row, and every pipeline's row has it for a parent.
     """
     store, name = database(checkout), stage.replace("@", ".", 1)
-    for journal in journals(store.journals, f"{glob.escape(name)}.*" if stage else "*"):
-        state = journal.state()
+    for journal in journals(store.journals, f"{glob.escape(name)}.*" if stage else "*") if run_id else ():
+        try:
+            state = journal.state()
+        except FileNotFoundError:  # it has just been finished and moved
+            continue
         mine = state.parent == run_id or (not stage and run_id in (state.run_id, PENDING + journal.id))
         if mine and state.status == "RUNNING":
             _close(store, journal)

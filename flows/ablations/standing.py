@@ -67,9 +67,19 @@ def read(checkout: Path, name: str) -> Note | None:
     return Note(**json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else None
 
 
-def forget(checkout: Path, name: str) -> None:
-    """Removes the workspace of a member that is to be made anew. Its rows in MLflow, logs and resume state stay."""
-    shutil.rmtree(records.folder(checkout, name))
+def forget(checkout: Path, name: str) -> str:
+    """Removes the workspace of a member that is to be made anew; its DVC experiment, which stays until there is a new one, or ''.
+
+    Its rows in MLflow, logs and resume state stay. Raises ValueError for one that is at work again.
+    """
+    with records.alone(checkout):
+        record = records.read(checkout, name)
+        if record and record.status == "RUNNING" and records.alive(record):
+            raise ValueError(
+                f"it is at work in process {record.process[0]}; wait until that has ended, or cancel it first"
+            )
+        shutil.rmtree(records.folder(checkout, name))
+    return record.experiment if record else ""
 
 
 def missing(

@@ -2,6 +2,7 @@
 
 import contextlib
 import csv
+import dataclasses
 import io
 import os
 import signal
@@ -22,6 +23,7 @@ from prefect.exceptions import PrefectHTTPStatusError
 from components.stage import canonical_yaml, read_yaml
 from flows import records
 from flows.ablation import ablation
+from flows.ablations import standing
 
 PROJECT = Path(__file__).parents[2]
 HEIGHT = "clevr.height"
@@ -290,3 +292,13 @@ def test_ctrl_c_ends_the_members_and_the_next_run_goes_on(ready, prefect, until,
     done = subprocess.run(command, cwd=PROJECT, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert ran(ready) == ["8 1", "8 2"]
+
+
+def test_a_member_that_is_at_work_again_keeps_its_workspace(tmp_path) -> None:
+    (tmp_path / records.FOLDER).mkdir()
+    record, _ = records.claim(tmp_path, "trial-seed-1", "ablation:trial/trial-seed-1")
+    with pytest.raises(ValueError, match="it is at work in process"):
+        standing.forget(tmp_path, record.name)
+    records.write(tmp_path, dataclasses.replace(record, status="FINISHED", experiment="refs/exps/ab/cd/trial-seed-1"))
+    assert standing.forget(tmp_path, record.name) == "refs/exps/ab/cd/trial-seed-1"
+    assert records.read(tmp_path, record.name) is None

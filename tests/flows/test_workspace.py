@@ -174,6 +174,21 @@ def test_the_oldest_finished_trees_go_and_a_retry_makes_one_anew(edited, monkeyp
     assert again.again and files(again.root) == before  # what it started from, not what is there now
 
 
+def test_runs_that_end_together_prune_one_after_the_other(toy, monkeypatch) -> None:
+    monkeypatch.setenv("KEEP_TREES", "0")
+    names = ["a", "b", "c"]
+    for name in names:
+        opened(toy, name).end("FINISHED")
+    command = [
+        sys.executable,
+        "-c",
+        "from pathlib import Path; from flows import workspace; print(*workspace.prune(Path()))",
+    ]
+    crowd = [subprocess.Popen(command, cwd=toy.root, stdout=subprocess.PIPE, text=True) for _ in range(3)]
+    told = [process.communicate()[0].split() for process in crowd]
+    assert [process.returncode for process in crowd] == [0, 0, 0] and sorted(sum(told, [])) == names
+
+
 def test_two_runs_with_different_params_at_once(tracked, prefect) -> None:
     wait = (
         "mkdir -p ../../met; touch ../../met/$here; n=0\n"

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from components import parent_runs
+from components.tracking.database import database
 
 Runs = Callable[[Path], list[Any]]
 
@@ -103,3 +104,10 @@ def test_the_longest_name_owns_a_metric() -> None:
     assert row.protocol("linear_probe/a.b/top1") == ("linear_probe.a.b", "2")
     assert row.protocol("linear_probe/a/top1") == ("linear_probe.a", "1")
     assert row.protocol("linear_probe/ab/top1") == ("", "")
+
+
+def test_a_run_killed_before_it_had_a_row_closes_no_other(project: Path) -> None:
+    alive = parent_runs.begin_row(project, "alive", {"trigger": "prefect"})
+    parent_runs.close_killed(project, "")
+    (row,) = database(project).client().search_runs([database(project).experiment(database(project).client())])
+    assert (row.info.run_id, row.info.status) == (alive, "RUNNING")
