@@ -168,7 +168,8 @@ def _link(link: Path, target: Path) -> None:
 def prune(checkout: Path) -> list[str]:
     """Removes the trees of all ended runs but the newest KEEP_TREES (5) finished and as many others; the names of the runs.
 
-    Their records, patches, experiments and logs stay, and a retry makes the tree anew.
+    Their records, patches, experiments and logs stay, and a retry makes the tree anew. A tree that alone knows what its stages made,
+    because the run was killed or its experiment could not be saved, stays: `make gc` would take their results for unneeded.
     """
     text = os.environ.get(KEEP_TREES) or "5"
     keep = int(text) if text.isdigit() else 5
@@ -178,9 +179,21 @@ def prune(checkout: Path) -> list[str]:
         for kind in (True, False):
             for record in [one for one in ended if (one.status == "FINISHED") is kind and not one.in_place][keep:]:
                 tree = records.folder(checkout, record.name) / "tree"
-                if tree.is_dir():
+                if tree.is_dir() and _saved(record):
                     if (Path(record.root) / ".dvc").is_dir():
                         remove(garbage.index_of(Path(record.root)))
                     remove(tree)
                     pruned.append(record.name)
     return pruned
+
+
+def _saved(record: Record) -> bool:
+    """Whether the run's experiment, or the commit it started from, has its dvc.lock."""
+    lock = Path(record.root) / "dvc.lock"
+    if not lock.is_file():
+        return True
+    try:
+        held = git(lock.parent, "show", f"{record.experiment or 'HEAD'}:./{lock.name}")
+    except GitError:
+        return False
+    return held == lock.read_text(encoding="utf-8").rstrip("\n")

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import threading
 from contextlib import chdir
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -172,6 +173,17 @@ def test_the_oldest_finished_trees_go_and_a_retry_makes_one_anew(edited, monkeyp
     assert [record.name for record in records.every(edited.root)] == ["a", "b", "c", "d", "e"]
     again = opened(edited, "a")
     assert again.again and files(again.root) == before  # what it started from, not what is there now
+
+
+def test_a_tree_that_alone_knows_what_was_made_stays(tracked, monkeypatch) -> None:
+    monkeypatch.setenv("KEEP_TREES", "0")
+    opened(tracked, "cancelled")
+    assert tracked.dvc("repro", "prepare@shapes", run="cancelled").returncode == 0
+    records.write(tracked.root, replace(records.read(tracked.root, "cancelled"), status="KILLED"))
+    assert workspace.prune(tracked.root) == []
+    ref, unsaved = experiment.save(tracked.tree("cancelled"), tracked.root, "cancelled", ["prepare@shapes"])
+    records.write(tracked.root, replace(records.read(tracked.root, "cancelled"), experiment=ref))
+    assert not unsaved and workspace.prune(tracked.root) == ["cancelled"]
 
 
 def test_runs_that_end_together_prune_one_after_the_other(toy, monkeypatch) -> None:
