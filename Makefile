@@ -87,4 +87,5 @@ screenshots: install  ## the pictures of the README, made by the same test
 check: lint types imports test  ## lint, types, imports and test
 
 clean:  ## remove resume state, logs and caches, but no data, model or run
-	rm -rf work logs .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	find logs -mindepth 1 -maxdepth 1 ! -name tracking ! -name services -exec rm -rf {} + 2>/dev/null || true  # what MLflow has still to get stays
+	rm -rf work .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -57,7 +57,7 @@ def pipeline_row(checkout: Path, run_id: str) -> Row:
 
 
 def pipeline_rows(root: Path, names: Sequence[str]) -> list[Row]:
-    """The rows of pipeline runs, each named by its id in MLflow or by its name, which stands for the newest run of that name.
+    """The rows of pipeline runs, each named by its id in MLflow, its handle, or its name, which stands for the newest run of that name.
 
     Raises ValueError for a name that no pipeline run has, and for a database that is not there, which MLflow would make.
     """
@@ -68,7 +68,11 @@ def pipeline_rows(root: Path, names: Sequence[str]) -> list[Row]:
     experiment = client.get_experiment_by_name(EXPERIMENT)
     rows = []
     for name in names:
-        quoted = name.replace("'", "")  # no name of a run has one, and MLflow's language knows no escape
+        try:
+            known = resolved(database(root), name)
+        except AwayError as error:
+            raise ValueError(f"MLflow has not got row {name!r} yet: {error}") from error
+        quoted = (known or name).replace("'", "")  # no name of a run has one, and MLflow's language knows no escape
         found = list[Any]()
         for key in ("attributes.run_id", "attributes.run_name"):
             if experiment and not found:

@@ -148,7 +148,8 @@ class Journal:
 
     def shelved(self) -> Self:
         """The journal, moved to `finished/` if its run has finished and MLflow has all of it."""
-        return self._moved("finished") if self.state().status == "FINISHED" and self.sent() else self
+        done = self.path.parent.name != "finished" and self.state().status == "FINISHED" and self.sent()
+        return self._moved("finished") if done else self
 
     def unshelved(self) -> Self:
         """The journal, back from `finished/` if it is there."""

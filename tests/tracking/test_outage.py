@@ -146,6 +146,9 @@ def test_a_pipeline_that_never_saw_the_server_is_made_by_sync(
     assert row.data.params["davis.seed"] == "0" and row.data.tags["linked.report"] == stage.info.run_id
     assert stage.data.tags["mlflow.parentRunId"] == row.info.run_id and stage.info.status == "FINISHED"
     assert [found.run_id for found in parent_runs.beside_previous(fresh, parent)] == [row.info.run_id]
+    assert [found.run_id for found in parent_runs.pipeline_rows(fresh, [parent])] == [row.info.run_id]
+    parent_runs.open_row(fresh, parent).tags({"later": "yes"})
+    assert parent_runs.open_row(fresh, parent).journal.path.parent == fresh / "logs/tracking/finished"
 
 
 @pytest.mark.faults
