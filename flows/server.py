@@ -26,9 +26,10 @@ def temporary(root: Path) -> Iterator[str]:
         port = free.getsockname()[1]
     words = ["-m", "prefect", "--no-prompt", "server", "start", "--host", "127.0.0.1", "--port", str(port)]
     log = root / "logs" / "prefect.log"
+    environment = os.environ | {"PREFECT_SERVER_UI_API_URL": f"http://127.0.0.1:{port}/api"}  # else its pages ask port 4200
     # The pool waits for the server's end, so it must be left after the lifeline.
     with ThreadPoolExecutor(1) as pool, command.Lifeline() as lifeline:
-        server = pool.submit(command.run, [sys.executable, *words], lifeline, root, os.environ, log, lambda line: None)
+        server = pool.submit(command.run, [sys.executable, *words], lifeline, root, environment, log, lambda line: None)
         _wait(server, port, log)
         yield f"http://127.0.0.1:{port}"
 

@@ -21,7 +21,7 @@ import psutil
 
 TIMED_OUT, CANCELLED = 124, 130  # exit statuses, as `timeout` and shells use them
 TOO_LONG = "stopped: it ran longer than its limit of"
-TERM_S = 2.0  # from SIGTERM to SIGKILL
+TERM_S = 1.5  # from SIGTERM to SIGKILL
 POLL_S = 0.1
 
 

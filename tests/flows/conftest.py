@@ -2,6 +2,7 @@
 
 import atexit
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -25,6 +26,14 @@ from mlflow import MlflowClient  # noqa: E402
 from components.stage import canonical_yaml, read_yaml  # noqa: E402
 
 PROJECT = Path(__file__).parents[2]
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+QUIET = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
 
 DVC_YAML = """\
 vars: [params/prepare.yaml]
@@ -235,3 +244,30 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for command in (["init", "-q"], ["add", "."], ["commit", "-q", "-m", "start"]):
         subprocess.run(["git", "-C", str(root), *command], check=True)
     return root
+
+
+@pytest.fixture
+def page() -> Iterator[Any]:
+    """A page whose requests to anywhere but this machine are refused, and fail the test."""
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    left: list[str] = []
+
+    def route(request: Any) -> None:
+        local = re.match(r"(https?://127\.0\.0\.1[:/]|data:|blob:)", request.request.url)
+        if local:
+            request.continue_()
+        else:
+            left.append(request.request.url)
+            request.abort()
+
+    found = [path for name in BROWSERS if (path := shutil.which(name))]
+    if not found:
+        pytest.skip("no chromium on this machine")
+    with playwright.sync_playwright() as started:
+        browser = started.chromium.launch(executable_path=found[0], args=QUIET)
+        page = browser.new_page(viewport={"width": 1360, "height": 900}, device_scale_factor=1)
+        page.set_default_timeout(60_000)
+        page.route("**/*", route)
+        yield page
+        browser.close()
+    assert not left, f"the pages asked for {left}"

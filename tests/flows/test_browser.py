@@ -33,13 +33,6 @@ PROJECT = Path(__file__).parents[2]
 PICTURES = os.environ.get("STOP_SCREENSHOTS", "")
 RUN_S = 500  # a run, with the demo's values on a busy machine
 HELP = "Standard deviation of the noise n on the positions of masked tokens."
-QUIET = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
 
 
 @pytest.fixture
@@ -62,29 +55,6 @@ def up(checkout: Path) -> Iterator[tuple[Path, str, str]]:
         yield checkout, f"http://127.0.0.1:{ports['PREFECT_PORT']}", f"http://127.0.0.1:{ports['MLFLOW_PORT']}"
     finally:
         subprocess.run([*services, "down", "--root", str(checkout)], env=environment, check=True)
-
-
-@pytest.fixture
-def page(up: Any) -> Iterator[Any]:
-    """A page whose requests to anywhere but this machine are refused, and fail the test."""
-    left: list[str] = []
-
-    def route(request: Any) -> None:
-        local = re.match(r"(https?://127\.0\.0\.1[:/]|data:|blob:)", request.request.url)
-        if local:
-            request.continue_()
-        else:
-            left.append(request.request.url)
-            request.abort()
-
-    with sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=QUIET)
-        page = browser.new_page(viewport={"width": 1360, "height": 900}, device_scale_factor=1)
-        page.set_default_timeout(60_000)
-        page.route("**/*", route)
-        yield page
-        browser.close()
-    assert not left, f"the pages asked for {left}"
 
 
 def picture(page: Any, name: str) -> None:

@@ -1,11 +1,13 @@
 """The promise of the doors: whatever ends a run, its stages' whole process trees end within 10 s and DVC's locks are clean."""
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +17,12 @@ import yaml
 from mlflow import MlflowClient
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.objects import FlowRun
+from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.states import Cancelling
 
 from components.stage import canonical_yaml, read_yaml
-
-pytestmark = pytest.mark.faults
+from flows import killed, server, zombies
+from flows.pipeline import pipeline
 
 PROJECT = Path(__file__).parents[2]
 LIMIT_S = 10.0
@@ -71,7 +74,8 @@ class Door:
 
 @pytest.fixture
 def served(recipe: Any, prefect: str, until: Callable[..., None]) -> Iterator[Door]:
-    yield from door(recipe, prefect, until, [sys.executable, "-m", "flows.deploy"])
+    with door(recipe, prefect, until, [sys.executable, "-m", "flows.deploy"]) as opened:
+        yield opened
 
 
 @pytest.fixture
@@ -89,9 +93,11 @@ def worker(recipe: Any, prefect: str, until: Callable[..., None]) -> Iterator[Do
         done = subprocess.run([*words, *command], cwd=recipe.root, env=environment, capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr
     start = [*words, "worker", "start", "--pool", "stop", "--type", "process"]
-    yield from door(recipe, prefect, until, start, PREFECT_WORKER_QUERY_SECONDS="2")
+    with door(recipe, prefect, until, start, PREFECT_WORKER_QUERY_SECONDS="2") as opened:
+        yield opened
 
 
+@contextmanager
 def door(toy: Any, prefect: str, until: Callable[..., None], command: list[str], **settings: str) -> Iterator[Door]:
     """Starts the command that takes runs; a killed one is not missed."""
     environment = os.environ | {"PREFECT_API_URL": prefect, "MLFLOW_UI_URL": "http://127.0.0.1:5000"} | settings
@@ -152,6 +158,7 @@ def entrance(request: pytest.FixtureRequest) -> Door:
     return door
 
 
+@pytest.mark.faults
 def test_cancel(entrance: Door, recipe: Any, until: Callable[..., None]) -> None:
     run, _, tree = entrance.hanging("cancelled")
     with get_client(sync_client=True) as client:
@@ -166,6 +173,7 @@ def test_cancel(entrance: Door, recipe: Any, until: Callable[..., None]) -> None
     locks_are_clean(recipe, run.name)
 
 
+@pytest.mark.faults
 def test_the_door_dies(entrance: Door, recipe: Any, until: Callable[..., None]) -> None:
     run, _, tree = entrance.hanging("orphaned")
     started = time.monotonic()
@@ -178,6 +186,7 @@ def test_the_door_dies(entrance: Door, recipe: Any, until: Callable[..., None]) 
     locks_are_clean(recipe, run.name)
 
 
+@pytest.mark.faults
 def test_the_flow_dies(entrance: Door, recipe: Any, until: Callable[..., None]) -> None:
     run, flow, tree = entrance.hanging("shot")
     started = time.monotonic()
@@ -188,3 +197,66 @@ def test_the_flow_dies(entrance: Door, recipe: Any, until: Callable[..., None]) 
     until(lambda: state_of(run) == "Crashed")
     until(lambda: statuses(recipe)["shot"] == "KILLED")  # by the door, which is alive
     locks_are_clean(recipe, run.name)
+
+
+@pytest.mark.faults
+def test_the_time_limit_passes(recipe: Any, prefect: str, until: Callable[..., None]) -> None:
+    text = (recipe.root / "dvc.yaml").read_text()
+    prepare = "cmd: sh scripts/prepare.sh ${key}"
+    assert prepare in text
+    (recipe.root / "dvc.yaml").write_text(text.replace(prepare, f"{prepare}\n      meta: {{timeout_s: 4}}"))
+    with contextlib.chdir(recipe.root):
+        state = pipeline.with_options(flow_run_name="late")(stages=["prepare"], return_state=True)
+    assert "error: stopped: it ran longer than its limit of 4 s" in state.message
+    log = recipe.root / "logs/late/prepare@shapes_video.log"
+    assert not psutil.pid_exists(int(log.read_text().partition("\npid ")[2].split()[0]))
+    with get_client(sync_client=True) as client:
+        tasks = {task.name: task for task in client.read_task_runs() if task.name.startswith("prepare")}
+    took = {name: task.total_run_time.total_seconds() - 4 for name, task in tasks.items()}
+    print("took", took)
+    assert took.keys() == {"prepare@shapes", "prepare@shapes_video"} and max(took.values()) < LIMIT_S
+    assert statuses(recipe)["late"] == "FAILED"
+    locks_are_clean(recipe, "late")
+
+
+@pytest.mark.faults
+def test_all_die_at_once_and_the_server_notices(
+    recipe: Any, prefect: str, until: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = [sys.executable, "-m", "flows.deploy"]
+    with door(recipe, prefect, until, start, PREFECT_FLOWS_HEARTBEAT_FREQUENCY="30") as entrance:  # as often as can be
+        with get_client(sync_client=True) as client:
+            zombies.register(silence_s=45)
+            (automation,) = client.read_automations()  # the served one, brought up to date
+            assert automation.trigger.within.total_seconds() == 45
+        run, flow, tree = entrance.hanging("gone")
+        for one in (psutil.Process(entrance.process.pid), flow):
+            one.send_signal(signal.SIGKILL)
+        assert all_end(tree, time.monotonic()) < LIMIT_S
+        assert state_of(run) == "Running"
+        until(lambda: state_of(run) == "Crashed")
+        assert statuses(recipe)["gone"] == "RUNNING"
+        killed.close(recipe.root)  # as the next run does
+        assert statuses(recipe)["gone"] == "KILLED"
+
+
+@pytest.mark.browser
+def test_cancel_on_the_page(
+    recipe: Any, page: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, until: Callable[..., None]
+) -> None:
+    monkeypatch.setenv("PREFECT_HOME", str(tmp_path / "prefect"))
+    start = [sys.executable, "-m", "flows.deploy"]
+    with (
+        server.temporary(tmp_path) as address,
+        temporary_settings({PREFECT_API_URL: f"{address}/api"}),
+        door(recipe, f"{address}/api", until, start) as entrance,
+    ):
+        run, _, tree = entrance.hanging("pressed")
+        page.goto(f"{address}/runs/flow-run/{run.id}")
+        page.get_by_role("button", name="Cancel", exact=True).click()
+        page.get_by_role("button", name="Confirm", exact=True).click()
+        took = all_end(tree, time.monotonic())
+        assert took < LIMIT_S
+        page.get_by_text("Cancelled", exact=True).first.wait_for()
+        assert statuses(recipe)["pressed"] == "KILLED"
+        locks_are_clean(recipe, "pressed")
