@@ -1,6 +1,7 @@
 """The loop: exact resume, the same gradient for any split of the batch, a loud stop on NaN."""
 
 import copy
+import itertools
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,6 +17,7 @@ from components.mim import masks
 from components.mim.diagnostics import effective_rank
 from components.mim.objectives import Targets, target_features
 from components.mim.positions import draw_noise
+from components.pretrain import loop
 from components.pretrain.batches import Batches
 from components.pretrain.contract import PretrainParams
 from components.pretrain.loop import Row, Trainer
@@ -65,6 +67,22 @@ def test_a_resumed_run_equals_an_uninterrupted_one_bit_by_bit(
         assert {key: one[key] for key in one if key not in timings} == {
             key: other[key] for key in one if key not in timings
         }
+
+
+def test_checkpoints_come_at_most_ten_minutes_apart_and_change_no_number(
+    tiny: dict[str, Any], toy_images: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tiny["checkpoint_every"] = 1000
+    weights, saved = [], []
+    for seconds in (1.0, 200.0):  # that pass between two looks at the clock
+        clock = itertools.count(0.0, seconds)
+        monkeypatch.setattr(loop, "time", SimpleNamespace(monotonic=clock.__next__))
+        one, found = trainer(tiny, toy_images), list[float]()
+        one.train(lambda row, checkpoint, found=found: found.append(row["step"]) if checkpoint else None)
+        saved.append(found)
+        weights.append(torch.cat([parameter.detach().flatten() for parameter in one.model.parameters()]))
+    assert saved == [[6], [3, 6]]  # 600 s after the start; a step later would be too late
+    assert torch.equal(*weights)
 
 
 @pytest.mark.parametrize("workers", [2, 4])

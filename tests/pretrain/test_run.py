@@ -16,7 +16,9 @@ from safetensors.torch import load_file
 from components.images.store import Store
 from components.mim.weights import load_encoder, load_predictor, read_about, untrained_encoder
 from components.pretrain import preview
-from components.pretrain.contract import PretrainParams
+from components.pretrain.adopt import adopt, latest
+from components.pretrain.contract import PretrainInputs, PretrainParams
+from components.pretrain.unfinished import begin
 from components.stage import canonical_yaml
 
 SCRATCH = Path(__file__).parents[2] / "components/mim/initialise.py"
@@ -81,6 +83,35 @@ def test_the_same_work_again_trains_nothing_and_gives_the_same_encoder(
     assert done.returncode == 0, done.stderr
     assert (once / "encoder.safetensors").read_bytes() == before
     assert len((once / "work").glob("*/history.jsonl").__next__().read_text().splitlines()) == 6
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"optimisation.epochs": 1}, "is at step 6 and this work ends at 3; raise optimisation.epochs"),
+        ({"predictor.width": 8, "optimisation.epochs": 4}, "does not fit the params of new: .*predictor"),
+        (
+            {"objective.name": "mae", "predictor.positions": "sincos", "optimisation.epochs": 4},
+            "does not fit the params of new",
+        ),
+    ],
+)
+def test_a_state_that_does_not_fit_is_not_gone_on_from(
+    once: Path, tmp_path: Path, tiny: dict[str, Any], toy_images: Path, changed: dict[str, Any], message: str
+) -> None:
+    (old,) = (path.parent for path in (once / "work").glob("*/about.json"))
+    for key, value in changed.items():
+        section, name = key.split(".")
+        tiny[section][name] = value
+    params = PretrainParams(**tiny)
+    (tmp_path / "new").mkdir()
+    steps = 3 * params.optimisation.epochs
+    begin(tmp_path / "new", params, PretrainInputs(dataset=toy_images, init=SCRATCH), steps)
+    before = sorted(path.name for path in (tmp_path / "new").iterdir())
+    with pytest.raises(ValueError, match=message):
+        adopt(tmp_path / "new", old)
+    assert sorted(path.name for path in (tmp_path / "new").iterdir() if path.name != "lock") == before
+    assert latest(tmp_path / "new") is None
 
 
 def test_two_workers_learn_what_one_learns(once: Path, tmp_path: Path, tiny: dict[str, Any], toy_images: Path) -> None:
