@@ -22,7 +22,9 @@ def save(root: Path, checkout: Path, name: str, stages: Sequence[str]) -> tuple[
         return "", why_not(root)
     # Only finished stages are named: DVC refuses to save when an output is missing.
     command = [sys.executable, "-m", "dvc", "--wait-for-lock", "exp", "save", "--force", "--name", name]
-    command += [option for path in _new(root) for option in ("--include-untracked", path)] + ["--", *stages]
+    command += [
+        option for path in (_new(root) if root != checkout else ()) for option in ("--include-untracked", path)
+    ] + ["--", *stages]
     saved = subprocess.run(command, cwd=root, env=stage_environment({}), capture_output=True, text=True, check=False)
     if saved.returncode:
         return "", saved.stderr.strip() or f"dvc exp save ended with status {saved.returncode}"

@@ -8,6 +8,7 @@ branch, a tag, a promoted run or a run at work is touched, and no run starts mea
 import argparse
 import logging
 import sys
+import time
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -51,11 +52,12 @@ def plan(checkout: Path, keep: int, named: Sequence[str]) -> Plan:
 
     every = records.every(checkout)
     promoted = removal.promoted(checkout) | set(_branches(checkout))
-    decisions = retention.decide(every, keep, named, promoted, datetime.now(UTC))
+    working = {record.name for record in every if records.alive(checkout, record)}
+    decisions = retention.decide(every, keep, named, promoted, working, datetime.now(UTC))
     going = [decision.record for decision in decisions if not decision.stays]
     home = checkout / records.FOLDER
     known = {record.name for record in every}
-    strays = sorted(path for path in home.glob("*") if path.is_dir() and path.name not in known)
+    strays = sorted(path for path in home.glob("*") if path.is_dir() and path.name not in known and _old(path))
     trees = [tree for record in going if (tree := _tree(checkout, record)) is not None]
     logs = [path for record in going if (path := checkout / "logs" / record.name).is_dir()]
     indices = [garbage.index_of(tree) for tree in trees]
@@ -102,6 +104,11 @@ def told(checkout: Path, found: Plan, done: bool) -> str:
     return "\n".join(lines).rstrip()
 
 
+def _old(path: Path) -> bool:
+    """Whether nobody is just making it: an ablation writes a member's values before the member is a run."""
+    return time.time() - path.stat().st_mtime > 3600
+
+
 def _branches(checkout: Path) -> list[str]:
     """Runs that have a branch of `make promote`."""
     if not head(checkout):
@@ -117,7 +124,7 @@ def _tree(checkout: Path, record: records.Record) -> Path | None:
 
 def _busy(checkout: Path, every: Sequence[records.Record]) -> str:
     """Why data must not be removed now: what a stage has just made, only its process knows."""
-    running = [record.name for record in every if record.status == "RUNNING" and records.alive(record)]
+    running = [record.name for record in every if records.alive(checkout, record)]
     if running:
         return f"run {', '.join(running)} is at work, and may need any of it"
     if pids := garbage.at_work(checkout):

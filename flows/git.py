@@ -17,6 +17,7 @@ def git(folder: Path, *arguments: str, environment: Mapping[str, str] | None = N
         ["git", "-C", str(folder), *arguments],
         capture_output=True,
         text=True,
+        errors="surrogateescape",  # names of files may be any bytes
         check=False,
         env=os.environ | {"LC_ALL": "C"} | dict(environment or {}),
     )

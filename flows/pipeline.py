@@ -134,8 +134,8 @@ def run_in(checkout: Path, name: str, request: Request) -> Outcome:
             raise
         try:
             return _run(space, request, nodes)
-        except BaseException:
-            space.fail()
+        except BaseException as error:
+            space.break_off("FAILED" if isinstance(error, Exception) else "KILLED")
             raise
 
 
@@ -161,16 +161,16 @@ def _run(space: Workspace, request: Request, nodes: list[graph.Node]) -> Outcome
             cancelled = lifeline.released  # leaving releases it as well
         finished = [row["stage"] for row in rows if row["state"] in summary.DONE]
         status = "FINISHED" if len(finished) == len(nodes) else "KILLED" if cancelled else "FAILED"
+        ref, unsaved = experiment.save(root, checkout, name, finished)  # first: whatever breaks now, it is there
+        space.know(experiment=ref)
     except Exception:
         status = "FAILED"
         raise
     finally:
         parent_runs.finish_pipeline(checkout, root, parent, status, finished)
-        record = space.end(status)
 
+    record = space.end(status)
     hashes.share(root, checkout)
-    ref, unsaved = experiment.save(root, checkout, name, finished)
-    record = space.know(experiment=ref)
     compared = parent_runs.beside_previous(checkout, parent)
     report = summary.report(root, nodes, rows, compared)
     places = summary.whereabouts(space, nodes, uri(checkout), compared, unsaved)

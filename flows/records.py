@@ -9,8 +9,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-
-import psutil
+from typing import IO
 
 from components.stage import write_json
 
@@ -41,10 +40,9 @@ class Record:
     """Id of its row in MLflow; '' where MLflow refused."""
     experiment: str = ""
     """The git ref of its DVC experiment in the checkout, `refs/exps/…/<run>`; '' while there is none."""
-    process: tuple[int, float] = (0, 0.0)
-    """Id and start time (s since 1970) of the flow's process."""
+    process: int = 0
+    """Id of the flow's process, on `host`; for people. Whether it is still at work, `alive` tells."""
     host: str = ""
-    """The machine or container that process is on; elsewhere its id means nothing."""
 
 
 def folder(checkout: Path, name: str) -> Path:
@@ -57,8 +55,7 @@ def read(checkout: Path, name: str) -> Record | None:
     path = folder(checkout, name) / "run.json"
     if not path.is_file():
         return None
-    values = json.loads(path.read_text(encoding="utf-8"))
-    return Record(**values | {"process": tuple(values["process"])})
+    return Record(**json.loads(path.read_text(encoding="utf-8")))
 
 
 def every(checkout: Path) -> list[Record]:
@@ -68,13 +65,15 @@ def every(checkout: Path) -> list[Record]:
 
 
 def write(checkout: Path, record: Record) -> Record:
-    """Puts `record` in place of the one with its name."""
+    """Puts `record` in place of the one with its name; one that has ended is no longer held by this process."""
     write_json(folder(checkout, record.name) / "run.json", asdict(record))
+    if record.status != "RUNNING":
+        release(checkout, record.name)
     return record
 
 
 def claim(checkout: Path, name: str, owner: str) -> tuple[Record, bool]:
-    """Makes run `name` the owner's; its record, and whether it was the owner's before (a retry).
+    """Makes run `name` the owner's and holds it until it has ended; its record, and whether it was the owner's before (a retry).
 
     Raises ValueError for a name that another run has, and for a run of this owner that is still at work.
     """
@@ -85,34 +84,63 @@ def claim(checkout: Path, name: str, owner: str) -> tuple[Record, bool]:
                 f"run name {name!r} is taken by the run of {known.created[:19]} UTC ({known.status.lower()}); its results stay as "
                 f"they are: give this run another name, or remove that one with `make gc REMOVE={name} APPLY=1`"
             )
-        if known and known.status == "RUNNING" and alive(known) and known.process[0] != os.getpid():
-            raise ValueError(
-                f"run {name!r} is at work in process {known.process[0]}; wait until it has ended, or cancel it first"
-            )
-        mine = (os.getpid(), psutil.Process().create_time())
+        if known and alive(checkout, known):
+            raise ValueError(f"run {name!r} is {at_work(known)}; wait until it has ended, or cancel it first")
+        _held[_lock(checkout, name)] = file = _open(_lock(checkout, name))
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         record = known or Record(name=name, owner=owner, created=now())
-        record = replace(record, status="RUNNING", ended="", process=mine, host=platform.node())
+        record = replace(record, status="RUNNING", ended="", process=os.getpid(), host=platform.node())
         return write(checkout, record), known is not None
 
 
+def release(checkout: Path, name: str) -> None:
+    """Lets go of a run that this process holds; the end of a process, however it comes, does so too."""
+    if file := _held.pop(_lock(checkout, name), None):
+        file.close()
+
+
 def settle_killed(checkout: Path) -> list[Record]:
-    """Writes KILLED to the records whose process on this machine is gone although they say RUNNING; these records."""
+    """Writes KILLED to the records that say RUNNING although no process holds them; these records."""
     with alone(checkout):
         return [
             write(checkout, replace(record, status="KILLED", ended=now()))
             for record in every(checkout)
-            if record.status == "RUNNING" and record.host == platform.node() and not alive(record)
+            if record.status == "RUNNING" and not alive(checkout, record)
         ]
 
 
-def alive(record: Record) -> bool:
-    """Whether the flow's process still runs on this machine; another one with its number does not count."""
-    pid, created = record.process
-    try:
-        process = psutil.Process(pid)
-        return abs(process.create_time() - created) < 1 and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
+def alive(checkout: Path, record: Record) -> bool:
+    """Whether a flow is at this run now: it holds a lock, which the kernel takes from it when it dies.
+
+    A process id would mean nothing in another container, and its start time moves when somebody sets the clock.
+    """
+    path = _lock(checkout, record.name)
+    if record.status != "RUNNING" or not path.is_file():
         return False
+    with path.open("r") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
+
+
+def at_work(record: Record) -> str:
+    """Who is at a run that is alive, for a person."""
+    return f"at work in process {record.process} of {record.host}"
+
+
+def _lock(checkout: Path, name: str) -> Path:
+    return folder(checkout, name).resolve() / "lock"
+
+
+def _open(path: Path) -> IO[str]:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path.open("a")
+
+
+_held: dict[Path, IO[str]] = {}
+"""The locks of the runs that this process is at."""
 
 
 def now() -> str:

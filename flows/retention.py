@@ -21,7 +21,12 @@ class Decision:
 
 
 def decide(
-    every: Sequence[Record], keep: int, remove: Collection[str], promoted: Collection[str], now: datetime
+    every: Sequence[Record],
+    keep: int,
+    remove: Collection[str],
+    promoted: Collection[str],
+    working: Collection[str],
+    now: datetime,
 ) -> list[Decision]:
     """One decision for each of the records, which come oldest first.
 
@@ -36,7 +41,7 @@ def decide(
     groups = list(dict.fromkeys(_group(record) for record in reversed(every)))
     decisions = []
     for record in every:
-        why = _bound(record, promoted)
+        why = _bound(record, promoted, working)
         if why and record.name in remove:
             raise ValueError(f"run {record.name!r} {why}, and stays; nothing was removed")
         if not why and remove:
@@ -47,9 +52,9 @@ def decide(
     return decisions
 
 
-def _bound(record: Record, promoted: Collection[str]) -> str:
-    if record.status == "RUNNING" and records.alive(record):
-        return f"is at work in process {record.process[0]}"
+def _bound(record: Record, promoted: Collection[str], working: Collection[str]) -> str:
+    if record.name in working:
+        return f"is {records.at_work(record)}"
     return "is promoted" if {record.name, record.parent} & set(promoted) - {""} else ""
 
 

@@ -26,7 +26,9 @@ def temporary(root: Path) -> Iterator[str]:
         port = free.getsockname()[1]
     words = ["-m", "prefect", "--no-prompt", "server", "start", "--host", "127.0.0.1", "--port", str(port)]
     log = root / "logs" / "prefect.log"
-    environment = os.environ | {"PREFECT_SERVER_UI_API_URL": f"http://127.0.0.1:{port}/api"}  # else its pages ask port 4200
+    environment = os.environ | {
+        "PREFECT_SERVER_UI_API_URL": f"http://127.0.0.1:{port}/api"
+    }  # else its pages ask port 4200
     # The pool waits for the server's end, so it must be left after the lifeline.
     with ThreadPoolExecutor(1) as pool, command.Lifeline() as lifeline:
         server = pool.submit(command.run, [sys.executable, *words], lifeline, root, environment, log, lambda line: None)

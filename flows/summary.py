@@ -1,5 +1,6 @@
 """What a person reads when a run has ended."""
 
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -22,10 +23,12 @@ def row(stage: str, state: State[Any]) -> dict[str, Any]:
         message = "a stage before it failed"
         return {"stage": stage, "state": "not run", "seconds": 0.0, "log": "", "message": message}
     result = state.result(raise_on_failure=False)
-    if not isinstance(result, dict):  # the task itself broke, which is ours to see in full
-        raise RuntimeError(f"the task of stage {stage!r} ended in state {state}") from (
-            result if isinstance(result, BaseException) else None
-        )
+    if not isinstance(
+        result, dict
+    ):  # the task itself broke: ours to see in full, but not at the cost of the other stages
+        broken = traceback.format_exception(result) if isinstance(result, BaseException) else [str(state.message)]
+        message = f"the task of this stage broke, in state {state.name}\n{''.join(broken)}"
+        return {"stage": stage, "state": "failed", "seconds": 0.0, "log": "", "message": message}
     return result | {"message": state.message or ""}
 
 

@@ -49,11 +49,11 @@ class Workspace:
         """Writes down how the run ended."""
         return self.know(status=status, ended=records.now())
 
-    def fail(self) -> None:
+    def break_off(self, status: str) -> None:
         """Writes down the end of a run that broke before it could; one that has ended stays as it is."""
         current = records.read(self.checkout, self.record.name)
         if current and current.status == "RUNNING":
-            self.end("FAILED")
+            self.end(status)
 
     def discard(self) -> None:
         """Forgets a run of which nothing has run, so that its name is free again."""
@@ -61,6 +61,7 @@ class Workspace:
             self.end("FAILED")
         else:
             remove(records.folder(self.checkout, self.record.name))
+            records.release(self.checkout, self.record.name)
 
 
 def open_workspace(checkout: Path, name: str, owner: str, changes: Uncommitted, in_place: bool) -> Workspace:
@@ -89,6 +90,7 @@ def open_workspace(checkout: Path, name: str, owner: str, changes: Uncommitted, 
     except BaseException as error:
         if not again:
             remove(here)
+            records.release(checkout, name)
         else:
             records.write(checkout, replace(record, status="FAILED", ended=records.now()))
         if isinstance(error, GitError | OSError):
@@ -175,7 +177,7 @@ def prune(checkout: Path) -> list[str]:
     keep = int(text) if text.isdigit() else 5
     pruned = []
     with records.alone(checkout):  # other runs end at the same time, and one of these may be retried
-        ended = [one for one in reversed(records.every(checkout)) if one.status != "RUNNING" or not records.alive(one)]
+        ended = [one for one in reversed(records.every(checkout)) if not records.alive(checkout, one)]
         for kind in (True, False):
             for record in [one for one in ended if (one.status == "FINISHED") is kind and not one.in_place][keep:]:
                 tree = records.folder(checkout, record.name) / "tree"

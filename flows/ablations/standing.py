@@ -74,10 +74,8 @@ def forget(checkout: Path, name: str) -> str:
     """
     with records.alone(checkout):
         record = records.read(checkout, name)
-        if record and record.status == "RUNNING" and records.alive(record):
-            raise ValueError(
-                f"it is at work in process {record.process[0]}; wait until that has ended, or cancel it first"
-            )
+        if record and records.alive(checkout, record):
+            raise ValueError(f"it is {records.at_work(record)}; wait until that has ended, or cancel it first")
         shutil.rmtree(records.folder(checkout, name))
     return record.experiment if record else ""
 
@@ -98,7 +96,7 @@ def missing(
             found[member.name] = "run"
             continue
         known = read(checkout, member.name)
-        if taken := _taken(record, owner(ablation, member.name), member, known):
+        if taken := _taken(checkout, record, owner(ablation, member.name), member, known):
             faults.add(taken, member.name)
         elif known:
             changed = _difference(known.code, present(tuple(known.stages)))
@@ -115,13 +113,13 @@ def missing(
     return found
 
 
-def _taken(record: records.Record, mine: str, member: Member, known: Note | None) -> str:
+def _taken(checkout: Path, record: records.Record, mine: str, member: Member, known: Note | None) -> str:
     """Why the name cannot be used, or ''."""
     remove = f"give the ablation another name, or remove that run with `make gc REMOVE={member.name} APPLY=1`"
     if record.owner != mine or known is None:
         return f"the name is taken by another run, of {record.created[:19]} UTC; {remove}"
-    if record.status == "RUNNING" and records.alive(record):
-        return f"it is at work in process {record.process[0]}; wait until that has ended, or cancel it first"
+    if records.alive(checkout, record):
+        return f"it is {records.at_work(record)}; wait until that has ended, or cancel it first"
     if differing := _difference(flatten(known.sections, "."), flatten(member.sections, ".")):
         values = [f"{path} is {now!r} and was {before!r}" for path, (before, now) in list(differing.items())[:3]]
         more = f" and {len(differing) - 3} more" if len(differing) > 3 else ""

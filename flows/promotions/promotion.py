@@ -98,7 +98,7 @@ def _finished(checkout: Path, name: str) -> tuple[Record, "Row"]:
             f"{', '.join(done[-10:]) or 'none'}"
         )
     if record.status != "FINISHED":
-        now = "running" if record.status == "RUNNING" and records.alive(record) else "not finished"
+        now = "running" if records.alive(checkout, record) else "not finished"
         raise ValueError(
             f"run {name!r} is {now} ({record.status.lower()}); a run is promoted when all its stages are done: let it end, or press Retry "
             "on its page in Prefect's UI, which does what is missing"

@@ -239,6 +239,9 @@ def test_a_run_that_mlflow_never_got_is_not_sent_later(tracked, monkeypatch: pyt
     assert len(list((tracked.root / "logs/tracking").glob("*.jsonl"))) == 2
 
 
+Names = tuple[str, ...]
+
+
 def test_who_stays_and_why() -> None:
     now = datetime(2026, 3, 1, tzinfo=UTC)
     owners = ["prefect:0", "ablation:a/1", "ablation:a/2", "prefect:3", "prefect:4"]
@@ -248,8 +251,9 @@ def test_who_stays_and_why() -> None:
         for i, (owner, status) in enumerate(zip(owners, states, strict=True))
     ]
 
-    def names(keep: int, remove: tuple[str, ...] = (), promoted: tuple[str, ...] = (), runs=every) -> str:
-        return " ".join(one.record.name for one in retention.decide(runs, keep, remove, promoted, now) if not one.stays)
+    def names(keep: int, remove: Names = (), promoted: Names = (), working: Names = (), runs=every) -> str:
+        decisions = retention.decide(runs, keep, remove, promoted, working, now)
+        return " ".join(one.record.name for one in decisions if not one.stays)
 
     assert names(4) == "" and names(3) == "r0"  # the ablation is one
     assert names(2) == "r0 r1 r2" and names(0) == "r0 r1 r2 r3 r4"
@@ -260,17 +264,10 @@ def test_who_stays_and_why() -> None:
         names(0, ("r0",), ("r0",))
     with pytest.raises(ValueError, match=r"no run is called 'r9'; the runs are: r0, r1, r2, r3, r4"):
         names(0, ("r9",))
-    process = (os.getpid(), 0.0)
-    with pytest.raises(ValueError, match="is at work"):
-        alive = replace(every[0], status="RUNNING", process=(os.getpid(), psutil_started()))
-        names(0, ("r0",), runs=[alive])
-    assert names(0, runs=[replace(every[0], status="RUNNING", process=process)]) == "r0"  # another process's number
-
-
-def psutil_started() -> float:
-    import psutil
-
-    return psutil.Process().create_time()
+    running = replace(every[0], status="RUNNING", process=7, host="far")
+    with pytest.raises(ValueError, match="run 'r0' is at work in process 7 of far, and stays"):
+        names(0, ("r0",), runs=[running], working=("r0",))
+    assert names(0, runs=[running]) == "r0" and names(0, runs=[running], working=("r0",)) == ""
 
 
 def test_resume_state_stays_while_a_run_may_go_on_with_it(toy, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -278,7 +278,8 @@ def test_a_run_that_breaks_after_its_stages_keeps_what_they_made(tracked, prefec
     with chdir(tracked.root), pytest.raises(ValueError, match="Expecting value"):
         pipeline.with_options(flow_run_name="broken")()
     assert (tracked.tree("broken") / "report.md").is_file()
-    assert records.read(tracked.root, "broken").status == "FAILED"
+    record = records.read(tracked.root, "broken")
+    assert (record.status, record.experiment.rpartition("/")[2]) == ("FAILED", "broken")
 
 
 def test_a_name_is_one_runs_only(toy) -> None:
@@ -286,6 +287,29 @@ def test_a_name_is_one_runs_only(toy) -> None:
     with pytest.raises(ValueError, match=r"run name 'one' is taken by the run of .* \(finished\)"):
         opened(toy, owner="somebody else")
     assert records.read(toy.root, "one").status == "FINISHED"
+
+
+def test_who_is_at_work_is_known_from_elsewhere(toy) -> None:
+    hold = "import sys; from pathlib import Path; from flows import records; records.claim(Path(sys.argv[1]), 'far', 'me'); "
+    command = [sys.executable, "-c", hold + "print('here', flush=True); sys.stdin.read()", str(toy.root)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout and process.stdout.readline() == "here\n"
+        record = records.write(toy.root, replace(records.read(toy.root, "far"), host="a-container", process=1))
+        assert records.alive(toy.root, record) and records.settle_killed(toy.root) == []
+        with pytest.raises(ValueError, match=r"run 'far' is at work in process 1 of a-container; wait until"):
+            opened(toy, "far")
+        process.kill()
+        process.wait()
+    assert not records.alive(toy.root, record)
+    (killed,) = records.settle_killed(toy.root)
+    assert killed.status == "KILLED" and opened(toy, "far").again
+
+
+def test_a_name_of_any_bytes(toy) -> None:
+    name = os.fsencode(toy.root) + b"/caf\xe9.txt"
+    with open(name, "wb") as file:
+        file.write(b"latin")
+    assert os.path.exists(os.fsencode(opened(toy).root) + b"/caf\xe9.txt")
 
 
 def test_merge_markers_are_told_with_file_and_line(tracked, prefect) -> None:
