@@ -3,7 +3,7 @@ VENV := .venv
 SHELL := /bin/bash
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
-.PHONY: help install run ablation up down status params repro test test-faults test-browser screenshots lint types imports check promote rollback push pull accept gc mlflow sync clean
+.PHONY: help install run ablation up worker down status params repro test test-faults test-browser screenshots lint types imports check promote rollback push pull accept gc mlflow sync clean
 
 help:  ## what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -28,8 +28,14 @@ params: install  ## write a preset into params/: make params PRESET=cifar10
 repro: install  ## the same stages without Prefect
 	dvc repro
 
-up: install  ## Prefect's UI on 127.0.0.1:4200, MLflow's on 127.0.0.1:5000, the deployments: make up [PREFECT_PORT=] [MLFLOW_PORT=]
+up: install  ## Prefect's UI on 127.0.0.1:4200, MLflow's on 127.0.0.1:5000, the deployments: make up [PREFECT_PORT=] [MLFLOW_PORT=] [RUNS=2]
 	@python -m flows.services up
+
+worker: install  ## take the runs of a work pool of PREFECT_API_URL's server: make worker [RUNS=2]
+	set -a; . ./.env.example; set +a; \
+	{ prefect work-pool inspect stop >/dev/null 2>&1 || prefect work-pool create stop --type process; } && \
+	prefect --no-prompt deploy --all && \
+	PREFECT_WORKER_QUERY_SECONDS=2 prefect worker start --pool stop --type process --limit $(or $(RUNS),2)
 
 down:  ## end what make up started
 	@python -m flows.services down

@@ -46,7 +46,7 @@ def automation(silence_s: float) -> AutomationCore:
     message = f"no sign of life for {silence_s:.0f} s: its processes are gone. Retry continues with what is missing"
     return AutomationCore(
         name=NAME,
-        description=__doc__,
+        description="When a run and the process that started it die at once, nobody else can tell.",
         trigger=trigger,
         actions=[ChangeFlowRunState(state=StateType.CRASHED, name=None, message=message, force=False)],
     )
