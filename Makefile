@@ -32,7 +32,8 @@ up: install  ## Prefect's UI on 127.0.0.1:4200, MLflow's on 127.0.0.1:5000, the 
 	@python -m flows.services up
 
 worker: install  ## take the runs of a work pool of PREFECT_API_URL's server: make worker [RUNS=2]
-	set -a; . ./.env.example; set +a; \
+	@test -n "$$PREFECT_API_URL" || { echo "error: PREFECT_API_URL is not set; it must name a Prefect server, as in http://127.0.0.1:4200/api" >&2; exit 2; }
+	@set -a; . ./.env.example; set +a; \
 	{ prefect work-pool inspect stop >/dev/null 2>&1 || prefect work-pool create stop --type process; } && \
 	prefect --no-prompt deploy --all && \
 	PREFECT_WORKER_QUERY_SECONDS=2 prefect worker start --pool stop --type process --limit $(or $(RUNS),2)
