@@ -80,7 +80,7 @@ imports: install  ## which module may import which
 	lint-imports
 
 test: install  ## the whole suite
-	python -m pytest -m "not faults and not browser" --durations=12
+	python -m pytest -m "not faults and not browser" -n 2 --dist loadfile --durations=12
 
 test-faults: install  ## long tests that kill processes, start whole stacks or watch the network
 	python -m pytest -m faults
