@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from http import HTTPStatus
 from uuid import UUID
 
-from httpx import HTTPStatusError
+from httpx import HTTPError, HTTPStatusError
 from prefect import get_run_logger
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.actions import GlobalConcurrencyLimitCreate
@@ -86,7 +86,7 @@ def held(count: int, lifeline: Lifeline, spare: Callable[[], bool]) -> Iterator[
     """
     with ExitStack() as stack:
         waits = False
-        while count and not _entered(stack, count):
+        while count and not _tried(stack, count):
             if not waits:
                 if spare():
                     break
@@ -98,8 +98,20 @@ def held(count: int, lifeline: Lifeline, spare: Callable[[], bool]) -> Iterator[
         yield
 
 
+def _tried(stack: ExitStack, count: int) -> bool:
+    """As `_entered`; a server that does not answer, which the client has asked several times by then, costs the slots."""
+    try:
+        return _entered(stack, count)
+    except HTTPError as error:
+        get_run_logger().warning(
+            "goes on without slots of %r, since Prefect's server does not answer: %r", LIMIT, error
+        )
+        return True
+
+
 def _entered(stack: ExitStack, count: int) -> bool:
     """Takes the slots until the end of the `stack`; False where too many are taken."""
+    ensure()  # a person may have deleted it meanwhile
     with get_client(sync_client=True) as client:
         limit = client.read_global_concurrency_limit_by_name(LIMIT)
     if limit.active and limit.limit - limit.active_slots < count:
