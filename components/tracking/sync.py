@@ -4,6 +4,7 @@ Journals are kept in `logs/tracking/` beside the database; rows whose process is
 """
 
 import argparse
+import os
 import sys
 from pathlib import Path
 
@@ -18,6 +19,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--root", type=Path, default=project_root(), metavar="FOLDER", help="the project's folder")
     parser.add_argument("--journals", type=Path, metavar="FOLDER", help="where the journals are, if not there")
     arguments = parser.parse_args(argv)
+    os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
     store = database(arguments.root.resolve())
     store = store._replace(journals=arguments.journals or store.journals)
     waiting, sent = 0, 0
