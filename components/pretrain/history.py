@@ -12,13 +12,14 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import ray.train
 
 from components import progress, tracking
 from components.stage import atomic
 
+T = TypeVar("T")
 Row = Mapping[str, float]  # not from `loop`: the controller process should start without torch and timm
 
 
@@ -92,14 +93,21 @@ class _Follower:
                 ended = stop.wait(0.5)
                 *lines, buffer = (buffer + file.read()).split("\n")
                 for line in map(json.loads, lines):
-                    self._take(line)
+                    self._told(self._take, line)
                 if ended:
                     if self.complete:
                         self._log()
                     return
                 if self._rows and self._rows[-1]["step"] >= due:
-                    self._draw(self._rows)
+                    self._told(self._draw, self._rows)
                     due = self._rows[-1]["step"] + max(self._steps, 1) / 10
+
+    def _told(self, write: Callable[[T], None], what: T) -> None:
+        """Does it; a disk that is full now costs this line of the record, not all that would follow."""
+        try:
+            write(what)
+        except OSError as error:
+            progress.show(f"WARNING: the curves of this step were not written: {error}; training goes on")
 
     def _take(self, line: dict[str, float]) -> None:
         when, checkpoint = int(line.pop("time")), line.pop("checkpoint")

@@ -87,7 +87,11 @@ class Journal:
 
     def state(self) -> State:
         """What was noted last."""
-        values = json.loads(self._state.read_text(encoding="utf-8"))
+        try:
+            text = self._state.read_text(encoding="utf-8")
+        except FileNotFoundError:  # its run has just finished, and it was shelved
+            text = (self.path.parent / "finished" / self._state.name).read_text(encoding="utf-8")
+        values = json.loads(text)
         return State(**values | {"process": Process(*values["process"])})
 
     def note(self, **known: Any) -> State:
