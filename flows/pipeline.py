@@ -129,6 +129,7 @@ def run_in(checkout: Path, name: str, request: Request) -> Outcome:
                 space.root, request.stages, request.parallel, request.sections, return_state=True
             )
             nodes: Any = checked.result()  # or raises what was wrong
+            _check_mlflow(checkout)
         except BaseException:  # nothing has run
             space.discard()
             raise
@@ -139,12 +140,17 @@ def run_in(checkout: Path, name: str, request: Request) -> Outcome:
             raise
 
 
+def _check_mlflow(checkout: Path) -> None:
+    from components import parent_runs  # imports mlflow: only once the rest of the input is known to be good
+
+    parent_runs.check(checkout)
+
+
 def _run(space: Workspace, request: Request, nodes: list[graph.Node]) -> Outcome:
-    from components import parent_runs  # imports mlflow: only once the input is known to be good
+    from components import parent_runs
     from components.tracking import uri
 
     checkout, root, name = space.checkout, space.root, space.record.name
-    parent_runs.check(checkout)
     origin = _origin(space.record)
     parent = parent_runs.start_pipeline(checkout, root, name, origin | dict(request.tags), space.record.parent)
     space.know(parent=parent)
