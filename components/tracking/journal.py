@@ -25,7 +25,7 @@ Operation = Mapping[str, Any]
 
 
 class Process(NamedTuple):
-    """A process on some machine; `start` (s since 1970) tells it from a later one with its number."""
+    """A process on some machine; `start` (s since the machine's boot) tells it from a later one with its number."""
 
     host: str
     pid: int
@@ -34,7 +34,7 @@ class Process(NamedTuple):
     @classmethod
     def this(cls) -> Self:
         """The process that asks."""
-        return cls(socket.gethostname(), os.getpid(), psutil.Process().create_time())
+        return cls(socket.gethostname(), os.getpid(), _since_boot(psutil.Process()))
 
     def gone(self) -> bool:
         """Whether it surely runs no more: not on this machine, and it was here."""
@@ -42,9 +42,14 @@ class Process(NamedTuple):
             return False
         try:
             process = psutil.Process(self.pid)
-            return abs(process.create_time() - self.start) > 1 or process.status() == psutil.STATUS_ZOMBIE
+            return abs(_since_boot(process) - self.start) > 1 or process.status() == psutil.STATUS_ZOMBIE
         except psutil.NoSuchProcess:
             return True
+
+
+def _since_boot(process: psutil.Process) -> float:
+    """When it started, on a clock that nobody sets: in s since 1970, both numbers move when somebody does."""
+    return process.create_time() - psutil.boot_time()
 
 
 class State(NamedTuple):
