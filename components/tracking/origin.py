@@ -3,13 +3,18 @@
 import json
 import os
 import subprocess
+import sys
+import time
 from collections.abc import Collection
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from components.stage import Inputs, read_yaml
 
 TAGS = "PIPELINE_TAGS"
 """Environment variable: a JSON object of the flow's tags, such as `prefect.url`, which the runs of its stages get as well."""
+LOCK_S, QUIET_S = 5.0, 0.05
 
 
 def git_tags(root: Path) -> dict[str, str]:
@@ -48,9 +53,25 @@ def outs(root: Path, stages: Collection[str] | None = None) -> dict[str, str]:
     path = root / "dvc.lock"
     if not path.is_file():
         return {}
-    locked = read_yaml(path).get("stages", {})
+    locked = _whole(path).get("stages", {})
     chosen = [stage for name, stage in locked.items() if stages is None or name in stages]
     return {out["path"]: out["md5"] for stage in chosen for out in stage.get("outs", []) if "md5" in out}
+
+
+def _whole(path: Path) -> dict[str, Any]:
+    """What dvc.lock says; {} where it cannot be read for LOCK_S.
+
+    DVC writes it in place when a sibling stage ends: for a moment it is empty, or has its beginning alone.
+    """
+    deadline = time.monotonic() + LOCK_S
+    while time.monotonic() < deadline:
+        with suppress(ValueError):
+            values = read_yaml(path)
+            if abs(time.time() - path.stat().st_mtime) > QUIET_S:
+                return values
+        time.sleep(0.02)
+    print(f"warning: {path} cannot be read; MLflow's run has no hashes of DVC", file=sys.stderr)
+    return {}
 
 
 def input_tags(root: Path, inputs: Inputs) -> dict[str, str]:

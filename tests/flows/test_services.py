@@ -46,7 +46,7 @@ def run_that_hangs(toy, port: int, until: Callable[..., None]) -> int:
     """A run in the middle of a stage; that stage's process."""
     toy.script("prepare", "echo pid $$; sleep 600")
     with temporary_settings({PREFECT_API_URL: f"http://127.0.0.1:{port}/api"}), get_client(sync_client=True) as client:
-        (deployment,) = client.read_deployments()
+        (deployment,) = [one for one in client.read_deployments() if one.name == "toy"]
         client.create_flow_run_from_deployment(deployment.id, name="hangs")
     log = toy.root / "logs/hangs/prepare@shapes.log"
     until(lambda: log.exists() and "\npid " in log.read_text())

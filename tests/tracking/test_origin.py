@@ -1,6 +1,8 @@
 """Where a stage's run says it comes from: the flow's tags, DVC's hashes, the datasets it reads."""
 
 import json
+import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,7 @@ import pytest
 from components import parent_runs, tracking
 from components.evaluation import Scores
 from components.stage import Contract, Inputs, Outputs, Params, canonical_yaml
+from components.tracking import origin
 
 Runs = Callable[[Path], list[Any]]
 
@@ -104,3 +107,30 @@ def test_tags_that_are_no_json(project: Path, inputs: Read, monkeypatch: pytest.
             stage_run(project, inputs),
         ):
             pass
+
+
+def test_dvc_lock_is_read_whole_while_a_sibling_writes_it(tmp_path: Path) -> None:
+    path, stages = tmp_path / "dvc.lock", {f"s{i}": {"outs": [{"path": f"o{i}", "md5": "0" * 32}]} for i in range(40)}
+    text = canonical_yaml({"schema": "2.0", "stages": stages})
+    path.write_text(text)
+    ended = threading.Event()
+
+    def rewrite() -> None:
+        while not ended.is_set():
+            with path.open("w") as file:  # as DVC does: emptied, then written piece by piece
+                for start in range(0, len(text), 500):
+                    file.write(text[start : start + 500])
+                    file.flush()
+            ended.wait(0.1)  # DVC works in between; its writes come one at a time
+
+    writer = threading.Thread(target=rewrite)
+    writer.start()
+    try:
+        for _ in range(20):
+            assert len(origin.outs(tmp_path)) == 40
+    finally:
+        ended.set()
+        writer.join()
+    path.write_text("")
+    os.utime(path, (0, 0))
+    assert origin.outs(tmp_path) == {}
