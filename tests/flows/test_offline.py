@@ -140,8 +140,9 @@ def test_what_a_machine_tells_itself_has_not_left(witnessed: Witnessed) -> None:
 def test_nothing_leaves_during_a_whole_run_and_dvc_alone(witnessed: Witnessed, checkout: Path) -> None:
     run = witnessed("-m", "flows.demo", "--root", checkout, folder=PROJECT)
     stayed(run)
-    assert (checkout / "report.md").exists(), run["output"]
-    again = witnessed("-m", "dvc", "repro", "--force", "--single-item", "pretrain", "report", folder=checkout)
+    (tree,) = (checkout / "workspaces").glob("*/tree")
+    assert (tree / "report.md").exists(), run["output"]
+    again = witnessed("-m", "dvc", "repro", "--force", "--single-item", "pretrain", "report", folder=tree)
     stayed(again)
     assert again["output"].count("Running stage") == 2, again["output"]
 
