@@ -27,7 +27,6 @@ from flows.stage import stage_environment
 ROOT = Path(__file__).parents[1]
 SCRATCH = tempfile.TemporaryDirectory()
 NAME = f"orchestration-{datetime.now():%Y%m%d-%H%M%S}"  # a name belongs to one run
-TREE = ROOT / "workspaces" / f"{NAME}-0" / "tree"  # where the first run worked
 
 
 def main() -> None:
@@ -40,8 +39,9 @@ def main() -> None:
     with temporary_settings({PREFECT_API_URL: f"http://127.0.0.1:{up['prefect'].port}/api"}):
         first = submitted(0)
         cached = [submitted(number) for number in range(1, repeats + 1)]
-    direct_report()  # makes the database
-    direct, through = alternating(direct_report, report_through_dvc, repeats)
+    tree = ROOT / "workspaces" / f"{NAME}-{repeats}" / "tree"  # the newest; older ones are pruned
+    direct_report(tree)  # makes the database
+    direct, through = alternating(lambda: direct_report(tree), lambda: report_through_dvc(tree), repeats)
     table = {
         "first run: Submit to the first stage": [first["start"]],
         "cached runs: Submit to the first stage": [run["start"] for run in cached],
@@ -96,22 +96,22 @@ def environment() -> dict[str, str]:
     )
 
 
-def direct_report() -> None:
+def direct_report(tree: Path) -> None:
     """The command of dvc.yaml, its outputs elsewhere."""
     from components.stage import read_yaml
 
-    words = shlex.split(read_yaml(TREE / "dvc.yaml")["stages"]["report"]["cmd"])
+    words = shlex.split(read_yaml(tree / "dvc.yaml")["stages"]["report"]["cmd"])
     with tempfile.TemporaryDirectory() as folder:
         for flag in ("--report", "--table", "--run"):
             place = words.index(flag) + 1
             words[place] = str(Path(folder) / Path(words[place]).name)
-        subprocess.run(words, cwd=TREE, env=environment(), check=True, capture_output=True)
+        subprocess.run(words, cwd=tree, env=environment(), check=True, capture_output=True)
 
 
-def report_through_dvc() -> None:
+def report_through_dvc(tree: Path) -> None:
     repro = [sys.executable, "-m", "dvc", "--wait-for-lock", "repro", "--single-item", "-f", "report"]
     with command.Lifeline() as lifeline:
-        ended = command.run(repro, lifeline, TREE, environment(), ROOT / "logs/orchestration.log", lambda line: None)
+        ended = command.run(repro, lifeline, tree, environment(), ROOT / "logs/orchestration.log", lambda line: None)
     if ended.status:
         sys.exit("\n".join(ended.tail))
 

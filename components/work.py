@@ -56,11 +56,7 @@ def in_use(folder: Path) -> bool:
     if lock is None:
         return False
     with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-    return False
+        return not _taken(lock)
 
 
 def finish(folder: Path) -> None:
@@ -82,11 +78,8 @@ def remove_unused(folder: Path) -> bool:
     if lock is None:
         return False
     with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        if not _is(lock.fileno(), folder / LOCK):  # removed by another process, and perhaps made anew by a third
+        # Its name may mean another file by now: removed by another process, and perhaps made anew by a third.
+        if not _taken(lock) or not _is(lock.fileno(), folder / LOCK):
             return False
         folder.rename(aside)  # in one step: who comes now makes a folder of its own, and nothing of it is removed
     remove(aside)
@@ -142,6 +135,15 @@ def _opened(folder: Path) -> TextIO | None:
         )  # a network disk wants both rights, one to share a lock and one to hold it alone
     except FileNotFoundError:
         return None
+
+
+def _taken(lock: TextIO) -> bool:
+    """Takes the lock for this process alone, if nobody else has it now; whether it did."""
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _is(descriptor: int, path: Path) -> bool:

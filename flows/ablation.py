@@ -15,8 +15,7 @@ from prefect.runtime import flow_run
 from prefect.states import Completed, Failed
 
 from flows import garbage, killed, orphan
-from flows.ablations import agenda, members, standing, sweep
-from flows.ablations import results as ablation_results
+from flows.ablations import agenda, members, results, standing, sweep
 from flows.ablations.agenda import Agenda
 from flows.ablations.members import Member
 from flows.ablations.spread import Scored
@@ -90,16 +89,16 @@ def run_ablation(checkout: Path, name: str, definition: Mapping[str, Any], other
     checked: State[Any] = check(checkout, name, definition, other_code, return_state=True)
     due: Agenda = checked.result()  # or raises what was wrong
     stages, parallel = due.definition.stages, due.definition.parallel
-    row = ablation_results.start(checkout, name, due.definition, str(flow_run.get_flow_run_ui_url() or ""))
+    row = results.start(checkout, name, due.definition, str(flow_run.get_flow_run_ui_url() or ""))
     say(f"Ablation {name}: {due.outline()}; at most {due.definition.members_at_a_time} run at a time")
     scored = None
     try:
         reasons = _run(Order(checkout, name, stages, parallel, standing.code(checkout, stages), row), due)
-        scored = [ablation_results.scored(checkout, one, due.todo[one.name], reasons) for one in due.members]
+        scored = [results.scored(checkout, one, due.todo[one.name], reasons) for one in due.members]
     finally:
         if scored is None:
-            ablation_results.close(checkout, row, "KILLED")
-    text = ablation_results.leave(checkout, name, due.definition, scored, row)
+            results.close(checkout, row, "KILLED")
+    text = results.leave(checkout, name, due.definition, scored, row)
     say(text)
     if any(one.row is None for one in scored):
         raise MemberFailedError(failure(scored))

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from flows import form, graph, presets
+from flows import form, graph, presets, server
 from flows.ablations import sweep
 
 POLL_S = 2.0  # Prefect's own 10 s is long for a person who has just pressed Run
@@ -61,11 +61,7 @@ def main() -> int:
     """Serves until it is stopped. Exit status 2 for bad input, with one message."""
     root = Path.cwd()
     try:
-        if "PREFECT_API_URL" not in os.environ:
-            raise ValueError(
-                "PREFECT_API_URL is not set; it must name a Prefect server, as in http://127.0.0.1:4200/api. `make up` "
-                "starts one and serves the deployments"
-            )
+        server.check()
         limit = runs()
         graph.words(root)
         recipes = {name: recipe(name) for name in presets.recipes(root)}

@@ -87,7 +87,7 @@ def claim(checkout: Path, name: str, owner: str) -> tuple[Record, bool]:
         if known and alive(checkout, known):
             raise ValueError(f"run {name!r} is {at_work(known)}; wait until it has ended, or cancel it first")
         _held[_lock(checkout, name)] = file = _open(_lock(checkout, name))
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(file, fcntl.LOCK_EX)  # waits at most for one who asks whether somebody is at it
         record = known or Record(name=name, owner=owner, created=now())
         record = replace(record, status="RUNNING", ended="", process=os.getpid(), host=platform.node())
         return write(checkout, record), known is not None
@@ -119,7 +119,9 @@ def alive(checkout: Path, record: Record) -> bool:
         return False
     with path.open("r") as file:
         try:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            fcntl.flock(
+                file, fcntl.LOCK_SH | fcntl.LOCK_NB
+            )  # shared, so that two who ask at once do not see each other
         except BlockingIOError:
             return True
     return False

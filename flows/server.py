@@ -9,9 +9,25 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
+from components.reachable import why_not
 from flows import command, service
 
 START_S = 120
+
+
+def check() -> None:
+    """ValueError where PREFECT_API_URL names a server that doesn't answer, or none at all."""
+    address = os.environ.get("PREFECT_API_URL", "")
+    if not address:
+        raise ValueError(
+            "PREFECT_API_URL is not set; it must name a Prefect server, as in http://127.0.0.1:4200/api. `make up` "
+            "starts one and serves the deployments"
+        )
+    if reason := why_not(f"{address.rstrip('/')}/health"):
+        raise ValueError(
+            f"PREFECT_API_URL is {address!r}, where no Prefect server answers: {reason}; start it, for example with `make up`, or correct "
+            "the address; without the variable `make run` starts a server for the time of the run"
+        )
 
 
 @contextmanager

@@ -12,7 +12,10 @@ from flows import links, server, services
 
 @contextmanager
 def attended(root: Path) -> Iterator[None]:
-    """A Prefect server that flows of the project in `root` find: that of `make up`, the environment's, or one for the time of the run."""
+    """A Prefect server that flows of the project in `root` find: that of `make up`, the environment's, or one for the time of the run.
+
+    Raises ValueError where the environment's doesn't answer.
+    """
     # A person's own Prefect profile and database stay out of it, unless the environment names a server.
     os.environ.setdefault("PREFECT_HOME", str(root / ".prefect"))
     os.environ.setdefault("PREFECT_LOGGING_LEVEL", "WARNING")
@@ -23,6 +26,7 @@ def attended(root: Path) -> Iterator[None]:
     if "mlflow" in up and not links.mlflow_ui():
         os.environ["MLFLOW_UI_URL"] = f"http://127.0.0.1:{up['mlflow'].port}"
     if "PREFECT_API_URL" in os.environ:
+        server.check()
         print(f"Prefect server: {os.environ['PREFECT_API_URL']}", flush=True)
         yield
         return

@@ -32,6 +32,16 @@ def committed() -> Callable[[str], dict[str, Any]]:
 
 
 @pytest.fixture(scope="session")
+def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An empty MLflow database; MLflow takes seconds to make one."""
+    path = tmp_path_factory.mktemp("mlflow") / "mlflow.db"
+    from mlflow import MlflowClient  # here, since most tests do without it
+
+    MlflowClient(f"sqlite:///{path}").search_experiments()
+    return path
+
+
+@pytest.fixture(scope="session")
 def toy_images(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A prepared dataset of 4 classes of striped images, 16×16 pixels: 48 to train on, 24 to test on."""
     folder = tmp_path_factory.mktemp("toy") / "toy"

@@ -1,15 +1,12 @@
 """Whether MLflow can be written, asked before a run begins."""
 
 import sqlite3
-import urllib.error
-import urllib.request
 from pathlib import Path
 
+from components.reachable import PATIENCE_S, why_not
 from components.tracking.database import EXPERIMENT, Database, database
 from components.tracking.delivery import AwayError, away
 
-SERVER_S = 5.0
-"""A server that takes longer to say that it is well counts as away."""
 OTHERWISE = "or set MLFLOW_TRACKING_URI to another one, or unset it for mlflow.db in the project"
 
 
@@ -34,17 +31,10 @@ def check(checkout: Path) -> None:
 
 
 def _check_server(uri: str) -> None:
-    address = f"{uri.rstrip('/')}/health"
-    try:
-        with urllib.request.urlopen(address, timeout=SERVER_S):
-            return
-    except urllib.error.HTTPError as error:
-        if error.code in (401, 403):  # it is there; the client has the password
-            return
-        reason = f"it answers {error.code}"
-    except (urllib.error.URLError, TimeoutError, OSError) as error:
-        reason = str(getattr(error, "reason", error)) or repr(error)
-    raise ValueError(f"MLflow at {uri} cannot be reached: {reason}; start it, for example with `make up`, {OTHERWISE}")
+    if reason := why_not(f"{uri.rstrip('/')}/health"):
+        raise ValueError(
+            f"MLflow at {uri} cannot be reached: {reason}; start it, for example with `make up`, {OTHERWISE}"
+        )
 
 
 def _check_file(path: Path) -> None:
@@ -54,7 +44,7 @@ def _check_file(path: Path) -> None:
             raise ValueError(f"MLflow's database {path} has no folder; make {path.parent}, {OTHERWISE}")
         return
     try:
-        connection = sqlite3.connect(path, timeout=SERVER_S)
+        connection = sqlite3.connect(path, timeout=PATIENCE_S)
         try:
             connection.execute("BEGIN IMMEDIATE")
             tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}

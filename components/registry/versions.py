@@ -92,11 +92,8 @@ class Registry:
         model = packaging.log(self._client, NAME, encoder, code, source_run, tags)
         if self._entity() is None:
             self._client.create_registered_model(NAME, description="Frozen vision encoders: images in, embeddings out")
-        location, number = (
-            model.artifact_location,
-            model.model_id,
-        )  # `models:/…` would be asked of MLflow's global address
-        made = self._client.create_model_version(NAME, location, source_run, dict(tags), model_id=number)
+        place = model.artifact_location  # `models:/…` would be asked of MLflow's global address
+        made = self._client.create_model_version(NAME, place, source_run, dict(tags), model_id=model.model_id)
         return Version(str(made.version), dict(made.tags))
 
     def tag(self, version: Version, tags: Mapping[str, str]) -> None:

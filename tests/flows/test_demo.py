@@ -113,6 +113,16 @@ def test_bad_input_is_one_message_and_nothing_starts(tracked, prefect: str, tmp_
     assert not (tracked.root / "logs").exists()
 
 
+def test_a_server_that_is_not_there_is_told_before_the_run_has_a_name(tracked) -> None:
+    process = start(tracked, "http://127.0.0.1:1/api")
+    out, err = process.communicate(timeout=300)
+    assert (process.returncode, out, len(err.splitlines())) == (2, "", 1)
+    assert (
+        "where no Prefect server answers: [Errno 111] Connection refused; start it, for example with `make up`" in err
+    )
+    assert not (tracked.root / "workspaces").exists()
+
+
 def test_a_folder_in_which_a_run_works_is_told(tracked, prefect: str) -> None:
     (tracked.root / "params/presets").mkdir()
     (tracked.root / "params/presets/wide.yaml").write_text(canonical_yaml({"davis": {"radius": 3}}))

@@ -4,7 +4,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -173,13 +172,17 @@ def test_retry_of_a_served_run_does_only_what_failed(
     assert tracked.dvc("exp", "list", "--name-only").stdout.split().count("retried") == 1
 
 
-@pytest.mark.parametrize("wrong", ["no server", "no recipe"])
-def test_bad_input_is_one_message(tmp_path: Path, toy, wrong: str) -> None:
+@pytest.mark.parametrize("wrong", ["no server", "nobody there", "no recipe"])
+def test_bad_input_is_one_message(toy, prefect: str, wrong: str) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "PREFECT_API_URL"}
-    if wrong == "no recipe":
-        environment["PREFECT_API_URL"] = "http://127.0.0.1:1/api"
+    if wrong != "no server":
+        environment["PREFECT_API_URL"] = prefect if wrong == "no recipe" else "http://127.0.0.1:1/api"
     command = [sys.executable, "-m", "flows.deploy"]
     done = subprocess.run(command, cwd=toy.root, env=environment, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (2, "")
-    expected = {"no server": "error: PREFECT_API_URL is not set", "no recipe": "holds no whole recipe"}
+    expected = {
+        "no server": "error: PREFECT_API_URL is not set",
+        "nobody there": "'http://127.0.0.1:1/api', where no Prefect server answers: [Errno 111] Connection refused; start it",
+        "no recipe": "holds no whole recipe",
+    }
     assert expected[wrong] in done.stderr and len(done.stderr.splitlines()) == 1

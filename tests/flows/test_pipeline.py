@@ -147,6 +147,30 @@ def test_bad_input_stops_before_any_stage(toy, prefect) -> None:
     assert not list((toy.root / "workspaces").glob("*/"))
 
 
+def test_a_stage_is_tried_again_unless_it_refused_its_input(tracked, prefect) -> None:
+    graph = (tracked.root / "dvc.yaml").read_text()
+    for word in ("davis", "clevr"):
+        graph = graph.replace(f"outs: [metrics/{word}.json]", f"outs: [metrics/{word}.json]\n    meta: {{retries: 1}}")
+    (tracked.root / "dvc.yaml").write_text(graph)
+    tries = {word: tracked.tree("tried").parent / f"{word}.tries" for word in ("davis", "clevr")}
+    tracked.script(
+        "davis", f"echo >> {tries['davis']}; [ $(wc -l < {tries['davis']}) = 2 ] || exit 1\n{text(tracked, 'davis')}"
+    )
+    tracked.script("clevr", f"echo >> {tries['clevr']}; echo 'error: seed is -1; it must be at least 0' >&2; exit 2")
+    with pytest.raises(StageFailedError, match="clevr failed: error: seed is -1"):
+        run(tracked, "tried", ("davis", "clevr"))
+    states = task_states("tried")
+    assert (states["davis"], states["clevr"]) == ("Ran", "Failed")
+    assert {word: len(path.read_text()) for word, path in tries.items()} == {"davis": 2, "clevr": 1}
+
+
+def test_mlflow_that_is_not_there_is_told_and_the_name_stays_free(toy, prefect, monkeypatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:1")
+    with pytest.raises(ValueError, match=r"MLflow at http://127.0.0.1:1 cannot be reached: .*refused; start it"):
+        run(toy, "away")
+    assert not list((toy.root / "workspaces").glob("*/"))
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_the_end_of_the_flow_ends_its_stages(
     tracked,

@@ -16,14 +16,6 @@ from components.stage import contract
 PARAMS = ReportParams(decimals=2, picture_pixels=1200)
 
 
-@pytest.fixture(scope="session")
-def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An empty MLflow database; MLflow takes seconds to make one."""
-    path = tmp_path_factory.mktemp("mlflow") / "mlflow.db"
-    MlflowClient(f"sqlite:///{path}").search_experiments()
-    return path
-
-
 @pytest.fixture
 def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A project without a database."""

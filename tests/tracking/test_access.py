@@ -32,7 +32,7 @@ def test_a_server_that_is_away(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_server_that_says_nothing_takes_seconds_not_minutes(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("components.parent_runs.access.SERVER_S", 0.3)
+    monkeypatch.setattr("components.reachable.PATIENCE_S", 0.3)
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         silent.listen()
@@ -64,7 +64,7 @@ def test_a_schema_of_another_version(project: Path, revision: str, message: str)
 
 
 def test_a_file_that_is_no_database_a_locked_one_and_no_folder(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("components.parent_runs.access.SERVER_S", 0.2)
+    monkeypatch.setattr("components.parent_runs.access.PATIENCE_S", 0.2)
     with sqlite3.connect(project / "mlflow.db") as holder:
         holder.execute("BEGIN EXCLUSIVE")
         with pytest.raises(ValueError, match="cannot be written: database is locked; end what holds it, or set"):
