@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -118,9 +119,10 @@ def test_dvc_lock_is_read_whole_while_a_sibling_writes_it(tmp_path: Path) -> Non
     def rewrite() -> None:
         while not ended.is_set():
             with path.open("w") as file:  # as DVC does: emptied, then written piece by piece
-                for start in range(0, len(text), 500):
-                    file.write(text[start : start + 500])
+                for stage in re.split("(?m)^(?=  s)", text):  # whole stages: what is there is YAML at any moment
+                    file.write(stage)
                     file.flush()
+                    ended.wait(0.001)
             ended.wait(0.1)  # DVC works in between; its writes come one at a time
 
     writer = threading.Thread(target=rewrite)
