@@ -3,8 +3,6 @@
 import os
 import subprocess
 import sys
-import threading
-from contextlib import chdir
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,9 +12,8 @@ from dvc.repo import Repo
 
 from components.stage import canonical_yaml, read_yaml
 from flows import experiment, hashes, records, workspace
-from flows.pipeline import Request, StageFailedError, pipeline, run_in
 
-from .test_pipeline import ALL, CHECKED, parents, task_states, text
+from .test_pipeline import ALL
 
 
 def git(folder: Path, *arguments: str) -> str:
@@ -201,87 +198,6 @@ def test_runs_that_end_together_prune_one_after_the_other(toy, monkeypatch) -> N
     assert [process.returncode for process in crowd] == [0, 0, 0] and sorted(sum(told, [])) == names
 
 
-def test_two_runs_with_different_params_at_once(tracked, prefect) -> None:
-    wait = (
-        "mkdir -p ../../met; touch ../../met/$here; n=0\n"
-        "until [ $(ls ../../met | wc -l) = 2 ]; do n=$((n+1)); [ $n -lt 300 ] || exit 9; sleep 0.1; done\n"
-    )
-    radius_here = 'here=$(grep -o "radius: [0-9]*" params/davis.yaml | grep -o "[0-9]*$")\n'
-    score = 'mkdir -p metrics; echo "{\\"jf_mean\\": $here.0}" > metrics/davis.json'
-    tracked.script("davis", radius_here + wait + score)  # each ends only if the other runs meanwhile
-    values = read_yaml(tracked.root / "params/davis.yaml")
-
-    def go(radius: int) -> None:
-        with_name = pipeline.with_options(flow_run_name=f"radius-{radius}")
-        results[radius] = with_name(davis=values | {"radius": radius}, return_state=True)
-
-    results: dict[int, Any] = {}
-    with chdir(tracked.root):
-        threads = [threading.Thread(target=go, args=(radius,)) for radius in (3, 4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    assert {radius: state.name for radius, state in results.items()} == {3: "Completed", 4: "Completed"}, results
-    rows = {row.info.run_name: row.data for row in parents(tracked)}
-    for radius in (3, 4):
-        row = rows[f"radius-{radius}"]
-        assert (row.params["davis.radius"], row.metrics["davis/jf_mean"]) == (str(radius), float(radius))
-    assert git(tracked.root, "status", "--porcelain").split() == ["M", "scripts/davis.sh"]
-    assert not (tracked.root / "metrics").exists() or not list((tracked.root / "metrics").iterdir())
-    shown = tracked.dvc("exp", "list", "--name-only").stdout.split()
-    assert set(shown) == {"radius-3", "radius-4"}
-    # The doors agree: what MLflow has of a run is what its experiment brings back.
-    assert tracked.dvc("exp", "apply", "radius-4").returncode == 0
-    assert read_yaml(tracked.root / "params/davis.yaml")["radius"] == 4
-
-
-def test_a_retry_runs_only_what_failed_and_is_one_run_in_dvc_and_mlflow(tracked, prefect) -> None:
-    work = text(tracked, "davis")
-    tracked.script("davis", f"[ -f ../../../lucky ] || {{ echo 'no luck' >&2; exit 1; }}\n{work}")
-    from prefect import flow
-
-    def request() -> Request:
-        return Request(owner="prefect:the-flow-run")
-
-    @flow(name="retried")
-    def once() -> None:
-        run_in(tracked.root, "retried", request())
-
-    with pytest.raises(StageFailedError):
-        once.with_options(flow_run_name="first-try")()
-    assert parents(tracked)[0].info.status == "FAILED"
-    ref = records.read(tracked.root, "retried").experiment
-    assert ref.endswith("/retried")
-    (tracked.root / "lucky").write_text("")
-    once.with_options(flow_run_name="second-try")()
-    assert task_states("second-try") == CHECKED | {
-        "prepare@shapes": "Cached",
-        "prepare@shapes_video": "Cached",
-        "clevr": "Cached",
-        "davis": "Ran",
-        "report": "Ran",
-    }
-    (row,) = parents(tracked)
-    assert (row.info.status, row.data.metrics["davis/jf_mean"]) == ("FINISHED", 50.0)
-    assert [
-        ref
-        for ref in git(tracked.root, "for-each-ref", "--format=%(refname)", "refs/exps/").split()
-        if ref.endswith("/retried")
-    ] == [records.read(tracked.root, "retried").experiment]
-    assert tracked.dvc("exp", "apply", "retried").returncode == 0
-    assert (tracked.root / "report.md").is_file()
-
-
-def test_a_run_that_breaks_after_its_stages_keeps_what_they_made(tracked, prefect) -> None:
-    tracked.script("davis", "mkdir -p metrics; echo 'no JSON' > metrics/davis.json")
-    with chdir(tracked.root), pytest.raises(ValueError, match="Expecting value"):
-        pipeline.with_options(flow_run_name="broken")()
-    assert (tracked.tree("broken") / "report.md").is_file()
-    record = records.read(tracked.root, "broken")
-    assert (record.status, record.experiment.rpartition("/")[2]) == ("FAILED", "broken")
-
-
 def test_a_name_is_one_runs_only(toy) -> None:
     opened(toy).end("FINISHED")
     with pytest.raises(ValueError, match=r"run name 'one' is taken by the run of .* \(finished\)"):
@@ -310,17 +226,6 @@ def test_a_name_of_any_bytes(toy) -> None:
     with open(name, "wb") as file:
         file.write(b"latin")
     assert os.path.exists(os.fsencode(opened(toy).root) + b"/caf\xe9.txt")
-
-
-def test_merge_markers_are_told_with_file_and_line(tracked, prefect) -> None:
-    davis = tracked.root / "params/davis.yaml"
-    davis.write_text("<<<<<<< HEAD\n" + davis.read_text() + "=======\n>>>>>>> theirs\n")
-    with (
-        chdir(tracked.root),
-        pytest.raises(ValueError, match=r"params/davis.yaml holds merge markers, in line 1 first"),
-    ):
-        pipeline.with_options(flow_run_name="merged")()
-    assert records.every(tracked.root) == []
 
 
 def test_without_git_runs_take_turns_in_the_checkout(toy) -> None:
