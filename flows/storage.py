@@ -1,7 +1,7 @@
 """Whether a run can write where it must, known before anything starts."""
 
-import getpass
 import os
+import pwd
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,7 +23,7 @@ def check(checkout: Path) -> None:
     if refused:
         first = refused[0]
         raise ValueError(
-            f"user {getpass.getuser()!r} may not write {str(first)!r}, which belongs to {_owner(first)!r}"
+            f"user {_user(os.geteuid())!r} may not write {str(first)!r}, which belongs to {_owner(first)!r}"
             f"{f', nor {len(refused) - 1} more' * (len(refused) > 1)}. Run as that user; or share the cache, with "
             "`dvc config cache.shared group` and a group that may write all of it; or take a cache of your own, with "
             "`dvc cache dir --local FOLDER`. Nothing was started"
@@ -61,7 +61,12 @@ def _needed(path: Path) -> int:
 
 
 def _owner(path: Path) -> str:
+    return _user(path.stat().st_uid)
+
+
+def _user(uid: int) -> str:
+    """The account's name; what the environment says of it may be another's, as under `sudo` and in a container."""
     try:
-        return path.owner()
+        return pwd.getpwuid(uid).pw_name
     except KeyError:  # of a container or another machine
-        return f"uid {path.stat().st_uid}"
+        return f"uid {uid}"

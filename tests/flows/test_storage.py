@@ -3,10 +3,9 @@
 import os
 import shutil
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import chdir, contextmanager
+from contextlib import chdir, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -20,53 +19,47 @@ from flows.stage import Run, run_stage
 
 from .conftest import SCRIPTS
 
-PROJECT = Path(__file__).parents[2]
 NOBODY = 65534
 ROOT = os.geteuid() == 0
-CHECK = "import sys; from pathlib import Path; from flows import storage; storage.check(Path(sys.argv[1]))"
+
+
+@contextmanager
+def another_user() -> Iterator[None]:
+    """The rights of another user for this process, as on a machine that several people share; root takes its own back."""
+    os.setresuid(NOBODY, NOBODY, 0)
+    try:
+        yield
+    finally:
+        os.setresuid(0, 0, 0)
 
 
 @pytest.fixture
 def public(toy) -> Iterator[Path]:
-    """The toy where every user may look, as pytest's own folders are closed."""
+    """The toy where every user may look and write, as pytest's own folders are closed."""
     with tempfile.TemporaryDirectory() as folder:
         Path(folder).chmod(0o755)
         shutil.copytree(toy.root, Path(folder) / "toy")
+        for path in (Path(folder) / "toy", *(path for path in (Path(folder) / "toy").rglob("*") if path.is_dir())):
+            path.chmod(0o777)
         yield Path(folder) / "toy"
 
 
-def test_a_cache_of_another_user_is_told_before_anything_starts(toy, public: Path) -> None:
-    if ROOT:  # a process of another user, as on a machine that several people share
-        readable = subprocess.run([sys.executable, "-c", "import flows"], user=NOBODY, capture_output=True, cwd=PROJECT)
-        if readable.returncode:
-            pytest.skip("another user cannot read this Python or this project")
-        owner, closed = "root", public / ".dvc/cache/files/md5/0b"
-        closed.mkdir(parents=True)
-        for path in (public, *(path for path in public.rglob("*") if path.is_dir())):
-            path.chmod(0o777)
-        closed.chmod(0o755)
-        found = subprocess.run(
-            [sys.executable, "-c", CHECK, str(public)],
-            user=NOBODY,
-            capture_output=True,
-            text=True,
-            cwd=PROJECT,
-            env=os.environ | {"HOME": str(public)},
-        )
-        error, who = found.stderr.strip().splitlines()[-1], "nobody"
-    else:
-        closed = public / ".dvc/cache/files/md5/0b"
-        closed.mkdir(parents=True)
-        closed.chmod(0o555)
-        owner = who = closed.owner()
-        with pytest.raises(ValueError) as refused:
-            storage.check(public)
-        error = f"ValueError: {refused.value}"
-    assert error.startswith(
-        f"ValueError: user {who!r} may not write {str(closed)!r}, which belongs to {owner!r}. Run as"
+def test_a_cache_of_another_user_is_told_before_anything_starts(public: Path) -> None:
+    closed = public / ".dvc/cache/files/md5/0b"
+    closed.mkdir(parents=True)
+    for path in (closed.parent, *closed.parent.parents[:3]):
+        path.chmod(0o777)
+    closed.chmod(0o755 if ROOT else 0o555)
+    owner = closed.owner()
+    with another_user() if ROOT else nullcontext(), pytest.raises(ValueError) as refused:
+        storage.check(public)
+    who = "nobody" if ROOT else owner
+    assert str(refused.value).startswith(
+        f"user {who!r} may not write {str(closed)!r}, which belongs to {owner!r}. Run as"
     )
     closed.chmod(0o777)
-    storage.check(public)
+    with another_user() if ROOT else nullcontext():
+        storage.check(public)
 
 
 @contextmanager
