@@ -44,7 +44,8 @@ def public(toy) -> Iterator[Path]:
         yield Path(folder) / "toy"
 
 
-def test_a_cache_of_another_user_is_told_before_anything_starts(public: Path) -> None:
+def test_a_cache_of_another_user_is_told_before_anything_starts(public: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(public))  # DVC looks for its global settings there, and root's are closed
     closed = public / ".dvc/cache/files/md5/0b"
     closed.mkdir(parents=True)
     for path in (closed.parent, *closed.parent.parents[:3]):
