@@ -1,40 +1,74 @@
 """Readers of raw layouts: each lists what there is, in one order, and opens no image.
 
-A reader is `read(source) -> Listing`; it raises ValueError when the folder is not laid out as it should be.
+A reader is a module with `read(tree) -> Listing`, named as the format in `DatasetParams.format` or in READERS. It raises ValueError when
+the files are not laid out as they should be.
 """
 
 import hashlib
+import os
 from collections import defaultdict
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any, NamedTuple
 
-# The last ones cannot be stored. They are listed all the same, so that they are reported and never silently left out.
+from components.images.subset import listed
+from components.prepare.holders import Files
+from components.prepare.tree import Tree
+
+# Those that cannot be decoded are listed all the same, so that they are reported and never silently left out.
 IMAGE_SUFFIXES = frozenset((".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".heic", ".avif"))
+READERS = {"cifar10": "cifar", "cifar100": "cifar"}
+"""Module of a format whose name is another."""
 
 
 class Item(NamedTuple):
-    """One image: its path under the listing's root, the values of its kind's own columns, and what `limit` counts."""
+    """One image.
+
+    `path` is its name in the prepared dataset, the same whatever it was read from; `file` is what `Listing.files` reads it by.
+    """
 
     path: str
-    values: dict[str, Any]
-    group: str  # images of one group and split share a limit
+    values: dict[str, Any]  # of its kind's own columns
+    group: str  # images of one group and split are counted together: their class, "" without
     unit: str  # images of one unit are kept or dropped together
-    mask: str = ""  # path of the annotation, "" where there is none
+    file: Any
+    mask: Any = None  # the annotation's file, None where there is none
 
 
 class Listing(NamedTuple):
     """All images of a raw dataset, by split; `train` is first where there is one."""
 
-    root: Path
+    files: Files
     kind: str
     classes: list[str]
     splits: dict[str, list[Item]]
+    stamp: str  # changes when a raw file does
 
 
-def find_root(source: Path, inner: str, marker: str) -> Path | None:
-    """`source` or its folder `inner`, whichever holds `marker`."""
-    return next((root for root in (source, source / inner) if (root / marker).is_dir()), None)
+def item(
+    tree: Tree,
+    name: str,
+    values: dict[str, Any],
+    *,
+    group: str = "",
+    unit: str = "",
+    path: str = "",
+    mask: str = "",
+) -> Item:
+    """The image that is the tree's file `name`. Without `path` and `unit` they are its name."""
+    path = path or printable(name)
+    return Item(path, values, group, unit or path, tree.entries[name], tree.entries[mask] if mask else None)
+
+
+def printable(name: str) -> str:
+    """A file's name as text: bytes that are no UTF-8, which file systems allow, are written as `\\xff`."""
+    return os.fsencode(name).decode("utf-8", "backslashreplace")
+
+
+def find_root(tree: Tree, inner: str, marker: str) -> Tree | None:
+    """The tree or its folder `inner`, whichever holds the folder `marker`."""
+    if marker in tree.folders:
+        return tree
+    return tree.under(inner) if f"{inner}/{marker}" in tree.folders else None
 
 
 def train_first(names: Iterable[str]) -> list[str]:
@@ -42,23 +76,30 @@ def train_first(names: Iterable[str]) -> list[str]:
     return sorted(names, key=lambda name: (name != "train", name))
 
 
-def is_image(path: Path) -> bool:
-    """Whether the name is that of an image; hidden files, such as macOS's `._x.jpg`, are none."""
-    return path.suffix.lower() in IMAGE_SUFFIXES and not path.name.startswith(".")
+def is_image(name: str) -> bool:
+    """Whether the name is that of an image."""
+    return os.path.splitext(name)[1].lower() in IMAGE_SUFFIXES
 
 
-def keep(items: list[Item], limit: int, seed: int) -> list[Item]:
-    """At most `limit` units of each group, in their old order: those whose (seed, unit) hash lowest, so files that are
-    added or removed elsewhere do not change the choice.
+def keep(items: list[Item], per_class: int, seed: int) -> list[Item]:
+    """At most `per_class` units of each group, in their old order: those whose (seed, unit) hash lowest, so files that are
+    added or removed elsewhere do not change the choice. 0 keeps all.
     """
-    if limit == 0:
+    if per_class == 0:
         return items
     units: dict[str, set[str]] = defaultdict(set)
-    for item in items:
-        units[item.group].add(item.unit)
+    for each in items:
+        units[each.group].add(each.unit)
     kept = {
         (group, unit)
         for group, names in units.items()
-        for unit in sorted(names, key=lambda name: hashlib.sha256(f"{seed}/{name}".encode()).digest())[:limit]
+        for unit in sorted(names, key=lambda name: hashlib.sha256(f"{seed}/{name}".encode()).digest())[:per_class]
     }
-    return [item for item in items if (item.group, item.unit) in kept]
+    return [each for each in items if (each.group, each.unit) in kept]
+
+
+def only(items: list[Item], names: list[str] | None, where: str) -> list[Item]:
+    """The images of the list `names`, None for all. Raises ValueError, starting with `where`, when one is missing."""
+    if names is None:
+        return items
+    return [items[row] for row in listed(names, [each.path for each in items], where).tolist()]

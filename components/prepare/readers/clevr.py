@@ -1,11 +1,11 @@
 """Reader of CLEVR v1.0's layout: `images/<split>/*.png` and `scenes/CLEVR_<split>_scenes.json`."""
 
 import json
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from components.prepare.contract import LAYOUTS
-from components.prepare.readers import Item, Listing, find_root, is_image
+from components.prepare.readers import Item, Listing, find_root, is_image, item
+from components.prepare.tree import Tree
 
 
 class _Scene(NamedTuple):
@@ -14,51 +14,53 @@ class _Scene(NamedTuple):
     distance: float
 
 
-def read(source: Path) -> Listing:
+def read(tree: Tree) -> Listing:
     """Splits train and val, whichever are there; CLEVR's test images have no scenes and stay out.
 
     `count` is the number of objects and `distance` that of the nearest one, min pixel_coords[2] (VTAB's tasks). Raises
     ValueError when images and scenes don't match one to one.
     """
-    root = find_root(source, "CLEVR_v1.0", "images")
-    splits = [split for split in ("train", "val") if root and (root / "images" / split).is_dir()]
+    root = find_root(tree, "CLEVR_v1.0", "images")
+    splits = [split for split in ("train", "val") if root and f"images/{split}" in root.folders]
     if root is None or not splits:
-        raise ValueError(f"{str(source)!r} has no images/train or images/val; CLEVR is laid out as {LAYOUTS['clevr']}")
-    return Listing(root, "scenes", [], {split: _items(root, split) for split in splits})
+        raise ValueError(
+            f"{str(tree.source)!r} has no images/train or images/val; CLEVR is laid out as {LAYOUTS['clevr']}"
+        )
+    return Listing(root.files, "scenes", [], {split: _items(root, split) for split in splits}, root.stamp)
 
 
-def _items(root: Path, split: str) -> list[Item]:
-    path = root / "scenes" / f"CLEVR_{split}_scenes.json"
-    scenes = sorted(_scenes(path))
+def _items(root: Tree, split: str) -> list[Item]:
+    path, folder = f"scenes/CLEVR_{split}_scenes.json", f"images/{split}"
+    scenes = sorted(_scenes(root, path))
     names = [scene.image for scene in scenes]
-    images = {image.name for image in (root / "images" / split).iterdir() if is_image(image)}
+    where = repr(root.where(path))
+    images = {name for name in root.under(folder).entries if "/" not in name and is_image(name)}
     twice = next((name for name, after in zip(names, names[1:], strict=False) if name == after), None)
     if twice is not None:
-        raise ValueError(f"{str(path)!r} has two scenes of image {twice!r}; an image has one scene: remove the other")
+        raise ValueError(f"{where} has two scenes of image {twice!r}; an image has one scene: remove the other")
     for name in sorted(images.symmetric_difference(names)):
         lacks = "has no scene" if name in images else "has a scene but is no file"
         raise ValueError(
-            f"image 'images/{split}/{name}' {lacks}: images/{split} holds {len(images)} images and {str(path)!r} "
+            f"image '{folder}/{name}' {lacks}: {folder} holds {len(images)} images and {where} "
             f"{len(names)} scenes; they must match one to one: unpack the archive again"
         )
-    folder = f"images/{split}"
     return [
-        Item(f"{folder}/{image}", {"count": objects, "distance": distance}, "", unit=image)
-        for image, objects, distance in scenes
+        item(root, f"{folder}/{image}", {"count": objects, "distance": distance}) for image, objects, distance in scenes
     ]
 
 
-def _scenes(path: Path) -> list[_Scene]:
+def _scenes(root: Tree, path: str) -> list[_Scene]:
     """Scenes of one file, each cut down as soon as it is parsed: whole, CLEVR's 70,000 would take gigabytes."""
-    if not path.is_file():
-        raise ValueError(f"{str(path)!r} is missing; each split of CLEVR has its scenes file there")
+    where = repr(root.where(path))
+    if path not in root.entries:
+        raise ValueError(f"{where} is missing; each split of CLEVR has its scenes file there")
     try:
-        scenes = json.loads(path.read_bytes(), object_hook=_cut).get("scenes")
+        scenes = json.loads(root.read(path), object_hook=_cut).get("scenes")
     except (json.JSONDecodeError, UnicodeDecodeError, AttributeError) as error:
-        raise ValueError(f"{str(path)!r} is no CLEVR scenes file: {error}; unpack the archive again") from error
+        raise ValueError(f"{where} is no CLEVR scenes file: {error}; unpack the archive again") from error
     if not scenes or not all(isinstance(scene, _Scene) for scene in scenes):
         raise ValueError(
-            f"{str(path)!r} must hold 'scenes', each with 'image_filename' and with 'objects' that have three "
+            f"{where} must hold 'scenes', each with 'image_filename' and with 'objects' that have three "
             f"'pixel_coords' (the third is the distance); unpack the archive again"
         )
     return list(scenes)

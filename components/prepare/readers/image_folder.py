@@ -1,68 +1,78 @@
 """Reader of image folders, `<split>/<class>/*.jpg`, or `<split>/*.jpg` without classes."""
 
-from pathlib import Path
+from collections import defaultdict
 
 from components.prepare.contract import LAYOUTS
-from components.prepare.readers import Item, Listing, is_image, train_first
+from components.prepare.readers import Item, Listing, is_image, item, printable, train_first
+from components.prepare.tree import Tree
 
 KNOWN_SPLITS = ("train", "val", "test")
 
 
-def read(source: Path) -> Listing:
-    """Classes are sorted by name over all splits. Raises ValueError for an empty class folder, for images beside class
-    folders, and for a class that `train` lacks.
+def read(tree: Tree) -> Listing:
+    """Classes are sorted by name over all splits; folders in a class count to it, as in torchvision's ImageFolder.
+
+    Raises ValueError for an empty class folder, for images beside class folders, and for a class that `train` lacks.
     """
-    folders = {path.name: path for path in source.iterdir() if path.is_dir() and not path.name.startswith(".")}
+    tree = _unwrapped(tree)
+    folders = sorted(name for name in tree.folders if "/" not in name)
     if not any(name in folders for name in KNOWN_SPLITS):  # else class folders would be taken for splits
-        found = ", ".join(sorted(folders)) or "none"
+        found = ", ".join(folders) or "none"
         raise ValueError(
-            f"{str(source)!r} has no folder {', '.join(KNOWN_SPLITS)}; an image folder is laid out as "
+            f"{str(tree.source)!r} has no folder {', '.join(KNOWN_SPLITS)}; an image folder is laid out as "
             f"{LAYOUTS['image_folder']}; the folders there are: {found[:200]}"
         )
-    found_classes = {split: _classes(folders[split]) for split in train_first(folders)}
-    classes = sorted({name for names in found_classes.values() for name in names})
-    for split, names in found_classes.items():
-        unknown = sorted(set(names) - set(found_classes.get("train", names)))
-        if unknown and found_classes["train"]:
+    trees = {split: tree.under(split) for split in train_first(folders)}
+    found_classes = {split: by_class(part) for split, part in trees.items()}
+    names = {split: [name for name in found if name] for split, found in found_classes.items()}
+    classes = sorted({name for part in names.values() for name in part})
+    for split, own in names.items():
+        unknown = sorted(set(own) - set(names.get("train", own)))
+        if unknown and names["train"]:
             raise ValueError(
-                f"{str(folders[split])!r} has class {unknown[0]!r}, which 'train' does not have; every class must have "
+                f"{str(trees[split].source)!r} has class {unknown[0]!r}, which 'train' does not have; every class must have "
                 f"training images: add a folder train/{unknown[0]} or remove this one"
             )
-    labels = {name: label for label, name in enumerate(classes)}
-    splits = {split: _items(folders[split], names, labels) for split, names in found_classes.items()}
-    return Listing(source, "images", classes, splits)
+    labels = {name: label for label, name in enumerate(classes)} | {"": -1}
+    splits = {split: items(trees[split], split, found, labels) for split, found in found_classes.items()}
+    return Listing(tree.files, "images", classes, splits, tree.stamp)
 
 
-def _classes(split: Path) -> list[str]:
-    """Class folders of a split; [] where its images lie directly in it."""
-    paths = sorted(path for path in split.iterdir() if not path.name.startswith("."))
-    classes = [path.name for path in paths if path.is_dir()]
-    loose = [path for path in paths if is_image(path)]
-    if classes and loose:
+def _unwrapped(tree: Tree) -> Tree:
+    """The tree below folders that hold nothing else, such as the one that an archive was packed from."""
+    tops = {name for name in tree.folders if "/" not in name}
+    if len(tops) == 1 and not tops & set(KNOWN_SPLITS) and all("/" in name for name in tree.entries):
+        return _unwrapped(tree.under(*tops))
+    return tree
+
+
+def by_class(tree: Tree) -> dict[str, list[str]]:
+    """Images of each class folder of a split, sorted; of the name '' where they lie directly in it."""
+    found: dict[str, list[str]] = defaultdict(list)
+    for name in tree.entries:
+        if is_image(name):
+            found[name.partition("/")[0] if "/" in name else ""].append(name)
+    folders = sorted(name for name in tree.folders if "/" not in name)
+    if folders and "" in found:
         raise ValueError(
-            f"{str(loose[0])!r} lies beside class folders such as {classes[0]!r}; a split holds either images or class "
-            f"folders: move it into a class folder or remove it"
+            f"{tree.where(found[''][0])!r} lies beside class folders such as {folders[0]!r}; a split holds either images or class "
+            "folders: move it into a class folder or remove it"
         )
-    if not classes and not loose:
-        raise ValueError(f"split {str(split)!r} holds no images; put them there or remove the folder")
-    return classes
+    if not folders and not found:
+        raise ValueError(f"split {str(tree.source)!r} holds no images; put them there or remove the folder")
+    empty = next((name for name in folders if name not in found), None)
+    if empty is not None:
+        raise ValueError(
+            f"class folder {tree.where(empty)!r} holds no images (.jpg, .jpeg, .png); put some there or remove it"
+        )
+    return dict(sorted(found.items()))
 
 
-def _items(split: Path, classes: list[str], labels: dict[str, int]) -> list[Item]:
-    if not classes:
-        return _of_class(split, split.name, "", -1)
-    items = []
-    for name in classes:
-        found = _of_class(split / name, f"{split.name}/{name}", name, labels[name])
-        if not found:
-            raise ValueError(
-                f"class folder {str(split / name)!r} holds no images (.jpg, .jpeg, .png); put some there or remove it"
-            )
-        items += found
-    return items
-
-
-def _of_class(folder: Path, path: str, group: str, label: int) -> list[Item]:
-    values = {"label": label}  # one for all images of the class: a list of ImageNet's 1.3 million stays near 250 MB
-    names = sorted(image.name for image in folder.iterdir() if is_image(image))
-    return [Item(image, values, group, unit=image) for image in (f"{path}/{name}" for name in names)]
+def items(tree: Tree, split: str, found: dict[str, list[str]], labels: dict[str, int]) -> list[Item]:
+    """The images of a split, class by class in the order of their names."""
+    listed = []
+    for name, files in found.items():
+        values = {"label": labels[name]}  # one for all images of the class: a list of ImageNet's 1.3 million stays small
+        for file in files:
+            listed.append(item(tree, file, values, group=name, path=f"{split}/{printable(file)}"))
+    return listed
