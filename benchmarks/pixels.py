@@ -13,7 +13,7 @@ import torch
 
 from components.images.transforms import direct_resize, normalise
 from components.linear_probe.contract import LinearProbeParams
-from components.probe.choice import Rows, accuracy, choose, held_out
+from components.probe.choice import Rows, accuracy, choose
 from components.probe.dataset import Part, open_part
 from components.probe.extraction import Features
 from components.probe.heads import Task
@@ -36,7 +36,7 @@ def scores_of_pixels(root: Path, recipe: dict[str, dict[str, Any]]) -> dict[str,
         train = open_part(folder, task.dataset, "images", task.train_split, task.train_limit)
         test = open_part(folder, task.dataset, "images", task.test_split, task.test_limit)
         seen, judged, labels, truth = pixels(train), pixels(test), train.labels(), test.labels()
-        hold = held_out(train.column("path"), params.holdout_fraction) & (params.profile == "clean")
+        hold = (train.column("holdout") < params.holdout_fraction) & (params.profile == "clean")
         learn = Task(name, train.store.card["classes"], task.epochs)
         source = Cached([seen], np.flatnonzero(~hold), labels[~hold], params.seed, CPU)
         held = Rows(seen.where(hold), labels[hold]) if hold.any() else None

@@ -12,8 +12,13 @@ class Meter:
 
     def __init__(self, label: str, total: int, unit: str) -> None:
         self._label, self._total, self._unit = label, total, unit
-        self._done, self._start = 0, time.monotonic()
+        self._done, self._before, self._start = 0, 0, time.monotonic()
         self._last = self._start
+
+    def skip(self, count: int) -> None:
+        """Counts `count` units as done before, which says nothing about the speed."""
+        self._done += count
+        self._before += count
 
     def advance(self, count: int) -> None:
         """Counts `count` more units as done."""
@@ -21,7 +26,8 @@ class Meter:
         now = time.monotonic()
         if self._done < self._total and now - self._last < max(2.0, 0.01 * (now - self._start)):
             return
-        self._last, rate = now, self._done / max(now - self._start, 1e-9)
+        self._last = now
+        rate = max(self._done - self._before, 1e-9) / max(now - self._start, 1e-9)
         left = (self._total - self._done) / rate
         show(f"{self._label}: {self._done}/{self._total} {self._unit}, {rate:.0f} {self._unit}/s, {left:.0f} s left")
 

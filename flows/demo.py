@@ -9,10 +9,17 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from components.prepare.contract import LAYOUTS
+from components.prepare.contract import layout
 from flows import preflight, presets, terminal
 
-FOLDERS = {"davis": ["DAVIS"], "clevr": ["CLEVR_v1.0", "CLEVR"]}  # as the archives of these datasets unpack
+# As the archives of these datasets are named and unpack.
+FOLDERS = {
+    "davis": ["DAVIS", "DAVIS-2017-trainval-480p.zip"],
+    "clevr": ["CLEVR_v1.0", "CLEVR", "CLEVR_v1.0.zip"],
+    "cifar10": ["cifar-10-batches-py", "cifar-10-python.tar.gz"],
+    "cifar100": ["cifar-100-python", "cifar-100-python.tar.gz"],
+    "imagenet": ["ImageNet", "ILSVRC2012", "ILSVRC"],
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -62,10 +69,10 @@ def planned_links(root: Path, prepare: Mapping[str, Any], folder: Path) -> dict[
         if not source.is_relative_to("data/raw"):
             continue  # an embedded set, made from its seed
         names = dict.fromkeys([source.name, name, *FOLDERS.get(dataset["format"], [])])
-        found = [folder / entry for entry in names if (folder / entry).is_dir()]
+        found = [folder / entry for entry in names if (folder / entry).exists()]
         if not found:
             expected = " or ".join(str(folder / entry) for entry in names)
-            missing.append(f"dataset {name!r} needs a folder {expected}; its layout: {LAYOUTS[dataset['format']]}")
+            missing.append(f"dataset {name!r} needs {expected}; its layout: {layout(dataset['format'])}")
         elif (root / source).exists() and not (root / source).is_symlink():
             missing.append(f"{source} is a real folder, which DATA would hide; move it away, or run without DATA")
         else:

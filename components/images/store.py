@@ -8,7 +8,7 @@ import bisect
 import hashlib
 import json
 import struct
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -25,64 +25,104 @@ Row = Mapping[str, Any]
 COLUMNS: dict[str, dict[str, pa.DataType]] = {
     kind: {"path": pa.string(), "image": pa.binary(), **extra}
     for kind, extra in {
-        "images": {"label": pa.int32()},  # -1 where there are no classes
-        "scenes": {"count": pa.int32(), "distance": pa.float64()},
+        "images": {"label": pa.int32(), "holdout": pa.float64()},  # label -1 where there are no classes
+        "scenes": {"count": pa.int32(), "distance": pa.float64(), "holdout": pa.float64()},
         "video": {"sequence": pa.string(), "frame": pa.int32(), "mask": pa.binary()},  # b"" without annotation
     }.items()
 }
 CARD = ("name", "kind", "format", "classes", "splits", "mean", "std", "skipped")
+"""What every card has; those of `prepare` have more."""
+FORMATS = ("JPEG", "PNG")
+"""What images are stored as."""
 
 
-def decode(data: bytes | memoryview) -> Image.Image:
-    """The RGB picture in JPEG or PNG bytes, turned as its EXIF says. Raises ValueError, naming no file, if broken."""
+def decode(data: bytes | memoryview, others: tuple[str, ...] = ()) -> Image.Image:
+    """The RGB picture in the bytes of a JPEG, PNG or one of the formats `others`, turned as its EXIF says.
+
+    16-bit grey is rounded to 8. Raises ValueError, naming no file, if it is broken or larger than Pillow's limit of 179 megapixels.
+    """
+    image = opened(data, others)
     try:
-        image = Image.open(BytesIO(data), formats=("JPEG", "PNG"))
-        if image.mode[0] in "IF":  # PIL would clip these to white without a word
-            raise ValueError(f"its pixels have mode {image.mode}; 8 bits a channel are read")
+        if image.mode.startswith("I;16"):  # PIL would clip these to white without a word
+            grey = np.asarray(image).astype(np.uint32)
+            image = Image.fromarray(((grey * 255 + 32767) // 65535).astype(np.uint8))
+        if image.mode[0] in "IF":
+            raise ValueError(f"its pixels have mode {image.mode}; 8 or 16 bits a channel are read")
         ImageOps.exif_transpose(image, in_place=True)
         return image if image.mode == "RGB" else image.convert("RGB")
-    except UnidentifiedImageError:  # its text holds a memory address, which has no place in a card
-        raise ValueError("it is neither JPEG nor PNG") from None
-    except (OSError, SyntaxError, EOFError, struct.error, Image.DecompressionBombError) as error:
+    except _BROKEN as error:
         raise ValueError(str(error)) from error
 
 
-def write(folder: Path, kind: str, rows: Mapping[str, Iterable[Row]], shard_mib: int) -> dict[str, dict[str, Any]]:
-    """Streams each split's rows into shards of at most `shard_mib` MiB (or one row); returns the card's `splits`.
+def opened(data: bytes | memoryview, others: tuple[str, ...] = ()) -> Image.Image:
+    """The picture with its header read and no pixel yet. Raises ValueError as `decode` does."""
+    try:
+        return Image.open(BytesIO(data), formats=(*FORMATS, *others))
+    except UnidentifiedImageError:  # its text holds a memory address, which has no place in a card
+        raise ValueError("it is neither JPEG nor PNG" if data else "it is empty") from None
+    except _BROKEN as error:
+        raise ValueError(str(error)) from error
 
-    `content` hashes the rows in order and not the shards, so it stays the same when only `shard_mib` changes.
+
+_BROKEN = (OSError, SyntaxError, EOFError, struct.error, Image.DecompressionBombError)
+
+
+def hold(path: str) -> float:
+    """Where an item falls between 0 and 1, by the sha256 of its path alone: below a fraction it is held out of training to choose on.
+
+    So a share that is held out never moves, whatever else is added, removed or drawn.
     """
+    return int.from_bytes(hashlib.sha256(path.encode()).digest()[:8], "big") / 2**64
+
+
+def complete(row: Row, kind: str) -> Row:
+    """The row with the columns that follow from others."""
+    return {**row, "holdout": hold(row["path"])} if "holdout" in COLUMNS[kind] else row
+
+
+def write(folder: Path, kind: str, rows: Mapping[str, Iterable[Row]], shard_mib: int) -> dict[str, dict[str, Any]]:
+    """Streams each split's rows into shards of at most `shard_mib` MiB (or one row); returns the card's `splits`."""
     splits = {}
     for split, source in rows.items():
         (folder / split).mkdir(parents=True)
-        content, count, shards = hashlib.sha256(), 0, 0
-        for shards, shard in enumerate(_shards(source, kind, shard_mib * 2**20), 1):
-            for row in shard:
-                content.update(_row_digest(row, kind))
-            _write_shard(folder / split / f"shard-{shards - 1:05d}.arrow", shard, kind)
-            count += len(shard)
-        splits[split] = {"count": count, "shards": shards, "content": content.hexdigest()}
+        digests, shards = list[bytes](), 0
+        for shards, shard in enumerate(_shards((complete(row, kind) for row in source), kind, shard_mib * 2**20), 1):
+            digests += [row_digest(row, kind) for row in shard]
+            write_shard(folder / split / f"shard-{shards - 1:05d}.arrow", shard, kind)
+        splits[split] = about_split(digests, shards)
     return splits
+
+
+def about_split(digests: Sequence[bytes], shards: int) -> dict[str, Any]:
+    """A split's entry in the card. `content` hashes the rows in order and not the shards, so it is the same for shards of any size."""
+    return {"count": len(digests), "shards": shards, "content": hashlib.sha256(b"".join(digests)).hexdigest()}
+
+
+def size(row: Row, kind: str) -> int:
+    """Bytes of a row's images and masks."""
+    return sum(len(row[name]) for name in _binary(kind))
+
+
+def _binary(kind: str) -> list[str]:
+    return [name for name, column in COLUMNS[kind].items() if column == pa.binary()]
 
 
 def _shards(rows: Iterable[Row], kind: str, limit: int) -> Iterator[list[Row]]:
     """Runs of rows whose binary columns hold at most `limit` bytes together; a larger row stands alone."""
-    binary = [name for name, column in COLUMNS[kind].items() if column == pa.binary()]
     shard: list[Row] = []
     total = 0
     for row in rows:
-        size = sum(len(row[name]) for name in binary)
-        if shard and total + size > limit:
+        if shard and total + size(row, kind) > limit:
             yield shard
             shard, total = [], 0
         shard.append(row)
-        total += size
+        total += size(row, kind)
     if shard:
         yield shard
 
 
-def _row_digest(row: Row, kind: str) -> bytes:
-    """sha256 of one row, each value behind its length so that no two rows share a text."""
+def row_digest(row: Row, kind: str) -> bytes:
+    """sha256 [32] of one row, each value behind its length so that no two rows share a text."""
     digest = hashlib.sha256()
     for name in COLUMNS[kind]:
         value = row[name]
@@ -92,7 +132,8 @@ def _row_digest(row: Row, kind: str) -> bytes:
     return digest.digest()
 
 
-def _write_shard(path: Path, rows: list[Row], kind: str) -> None:
+def write_shard(path: Path, rows: Sequence[Row], kind: str) -> None:
+    """One record batch with all columns of `kind`."""
     schema = pa.schema([pa.field(name, column, nullable=False) for name, column in COLUMNS[kind].items()])
     arrays = [pa.array([row[field.name] for row in rows], field.type) for field in schema]
     with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
@@ -100,11 +141,11 @@ def _write_shard(path: Path, rows: list[Row], kind: str) -> None:
 
 
 def write_card(folder: Path, card: Mapping[str, Any]) -> None:
-    """Writes `card` (keys `CARD`) with `content`, the hash that says which images, labels and splits these are."""
-    assert set(card) == set(CARD), f"a card has the keys {CARD}, not {tuple(card)}"
+    """Writes `card` (with all keys of CARD) and `content`, the hash that says which images, labels and splits these are."""
+    assert set(CARD) <= set(card), f"a card has the keys {CARD}, not {tuple(card)}"
     identity = [card["kind"], card["classes"], [[name, split["content"]] for name, split in card["splits"].items()]]
     content = hashlib.sha256(json.dumps(identity).encode()).hexdigest()
-    write_json(folder / "card.json", {**{key: card[key] for key in CARD}, "content": content})
+    write_json(folder / "card.json", {**card, "content": content})
 
 
 def read_card(folder: Path) -> dict[str, Any]:

@@ -1,50 +1,109 @@
-"""One raw image read, decoded and measured, together with its mask in a video."""
+"""One raw image read, checked and measured, together with its mask in a video. Runs in the processes of the intake."""
 
+import hashlib
 from io import BytesIO
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from PIL import Image
 
 from components.images import store
+from components.prepare.holders import Files
 from components.prepare.readers import Item
+
+OTHERS = ("WEBP", "GIF", "BMP", "TIFF", "AVIF")
+"""Formats that are stored as PNG, without loss; of several pictures in a file the first one."""
+TAIL = 2**16
+"""Bytes at the end of a JPEG in which its end marker must be: some cameras write more behind it."""
 
 
 class Checked(NamedTuple):
     """The row to store, or the fault that forbids it."""
 
-    row: dict[str, Any]
+    row: store.Row
+    digest: bytes  # sha256 of the row, b"" where there is none
+    raw: bytes  # the first 8 bytes of the sha256 of the image's raw bytes: who shares them is a duplicate
+    size: tuple[int, int]  # width and height in pixels, as stored
     histogram: list[int]  # [768], how often each of the 256 levels of R, G, B occurs; [] where not asked for
     fault: str  # why the image cannot be stored, "" where it can; without the path, which differs between machines
 
 
-def check(root: Path, item: Item, kind: str, measured: bool) -> Checked:
-    """Never raises for a damaged image; raises ValueError for a damaged mask, which nobody may skip."""
-    try:
-        data = (root / item.path).read_bytes()
-        image = store.decode(data)
-    except OSError as error:
-        return Checked({}, [], error.strerror or type(error).__name__)
-    except ValueError as error:
-        return Checked({}, [], str(error))
-    row = {"path": item.path, "image": data, **item.values}
-    if kind == "video":
-        row["mask"] = _mask(root / item.mask, image.size) if item.mask else b""
-    return Checked(row, image.histogram() if measured else [], "")
+class Checker:
+    """Checks items of one kind. Picklable."""
+
+    def __init__(self, files: Files, kind: str, decodes: bool, short_side: int, quality: int) -> None:
+        self.files, self.kind, self.decodes = files, kind, decodes
+        self.short_side, self.quality = short_side, quality
+
+    def __call__(self, items: list[tuple[Item, bool]]) -> list[Checked]:
+        """In the items' order; of those with True the levels are counted. Raises ValueError for a damaged mask, which nobody may skip."""
+        return [self._checked(item, measured) for item, measured in items]
+
+    def _checked(self, item: Item, measured: bool) -> Checked:
+        try:
+            raw = self.files.read(item.file)
+            data, image, size = self._stored(raw, measured)
+        except OSError as error:
+            return _fault(error.strerror or type(error).__name__)
+        except ValueError as error:
+            return _fault(str(error))
+        row = {"path": item.path, "image": data, **item.values}
+        if self.kind == "video":
+            row["mask"] = self._mask(item, size) if item.mask else b""
+        whole = store.complete(row, self.kind)
+        histogram = image.histogram() if measured and image else []
+        return Checked(whole, store.row_digest(whole, self.kind), hashlib.sha256(raw).digest()[:8], size, histogram, "")
+
+    def _stored(self, raw: bytes, measured: bool) -> tuple[bytes, Image.Image | None, tuple[int, int]]:
+        """The bytes to store, their picture where it was decoded, and its size."""
+        found = store.opened(raw, OTHERS)
+        decodes = self.decodes or measured or found.format in OTHERS or min(found.size) > self.short_side > 0
+        if not decodes:
+            _look(raw, found)
+            return raw, None, found.size
+        image = store.decode(raw, OTHERS)
+        if min(image.size) > self.short_side > 0:
+            scale = self.short_side / min(image.size)
+            image = image.resize((round(image.width * scale), round(image.height * scale)), Image.Resampling.BICUBIC)
+            raw = _encoded(image, "JPEG", quality=self.quality)
+            image = store.decode(raw)
+        elif found.format in OTHERS:
+            raw = _encoded(image, "PNG")
+        return raw, image, image.size
+
+    def _mask(self, item: Item, size: tuple[int, int]) -> bytes:
+        """The bytes of a mask whose pixels lie on those of its frame."""
+        name = item.mask.name
+        try:
+            data = self.files.read(item.mask)
+            store.decode(data)
+            with Image.open(BytesIO(data)) as mask:
+                mode, (width, height) = mask.mode, mask.size
+        except (OSError, ValueError) as error:
+            raise ValueError(f"mask {name!r} cannot be decoded: {error}; unpack the dataset again") from error
+        if mode not in ("1", "L", "P") or (width, height) != size:
+            raise ValueError(
+                f"mask {name!r} is a {width}x{height} image of mode {mode}; it must have its frame's size, "
+                f"{size[0]}x{size[1]}, and one channel of object ids (PNG mode L or P)"
+            )
+        return data
 
 
-def _mask(path: Path, size: tuple[int, int]) -> bytes:
-    """The bytes of a mask whose pixels lie on those of its frame."""
-    data = path.read_bytes()
-    try:
-        store.decode(data)
-        with Image.open(BytesIO(data)) as mask:
-            mode, (width, height) = mask.mode, mask.size
-    except ValueError as error:
-        raise ValueError(f"mask {str(path)!r} cannot be decoded: {error}; unpack the dataset again") from error
-    if mode not in ("1", "L", "P") or (width, height) != size:
-        raise ValueError(
-            f"mask {str(path)!r} is a {width}x{height} image of mode {mode}; it must have its frame's size, "
-            f"{size[0]}x{size[1]}, and one channel of object ids (PNG mode L or P)"
-        )
-    return data
+def _look(data: bytes, image: Image.Image) -> None:
+    """Raises ValueError unless the file's end is there: a JPEG's marker, or every PNG chunk with its CRC."""
+    if image.format == "PNG":
+        try:
+            image.verify()
+        except (OSError, SyntaxError, EOFError) as error:
+            raise ValueError(str(error)) from error
+    elif data.rfind(b"\xff\xd9", max(0, len(data) - TAIL)) < 0:
+        raise ValueError("image file is truncated: it has no end marker")
+
+
+def _encoded(image: Image.Image, format: str, **how: Any) -> bytes:
+    buffer = BytesIO()
+    image.save(buffer, format, **how)
+    return buffer.getvalue()
+
+
+def _fault(why: str) -> Checked:
+    return Checked({}, b"", b"", (0, 0), [], why)

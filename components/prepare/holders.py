@@ -28,6 +28,9 @@ class Files(Protocol):
     def size(self, file: Any) -> int:
         """How many bytes that will be, more or less."""
 
+    def where(self, file: Any) -> str:
+        """Its path for a person; in an archive, below the archive's."""
+
 
 class Holder(Protocol):
     """A folder or archive at `path`."""
@@ -53,6 +56,10 @@ class Holders:
     def size(self, file: Entry) -> int:
         """As the folder or archive says."""
         return file.size
+
+    def where(self, file: Entry) -> str:
+        """The holder's path and the file's name in it."""
+        return str(self.holders[file.holder].path / file.name)
 
 
 class Folder:

@@ -1,100 +1,113 @@
-"""Images on their way into the store: checked by threads, counted, and passed on in the listing's order."""
+"""Images on their way into shards: checked by threads or processes, counted, and passed on in the listing's order."""
 
-from collections import Counter, deque
+import multiprocessing
+import os
+from collections import deque
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from functools import partial
 from itertools import islice
-
-import numpy as np
+from pathlib import Path
 
 from components import progress
-from components.images import store
-from components.prepare.check import Checked, check
+from components.prepare import shards
+from components.prepare.check import Checked, Checker
 from components.prepare.contract import DatasetParams
 from components.prepare.readers import Item, Listing
 
 SAMPLE = 2000  # images that mean and std are measured on
 CHUNK = 32  # images a task of the pool: one alone, of 32 pixels, takes no longer than handing it over
+MANY = 20_000
+"""Images from which on processes are worth their start; below, threads do, which share one Python lock."""
 
 
 class Intake:
-    """Rows of each split of a listing, and what was found on the way. `threads` changes speed and no byte."""
+    """Shards of each split of a listing. The number of processes changes the speed and no byte."""
 
-    def __init__(self, name: str, listing: Listing, params: DatasetParams, threads: int) -> None:
-        self.images = 0
-        self.bytes = 0
-        self.skipped: list[dict[str, str]] = []
-        self.classes: dict[str, dict[str, int]] = {}  # images of each class, by split
-        self._name, self._listing, self._params, self._threads = name, listing, params, threads
-        total = sum(len(items) for items in listing.splits.values())
-        self._meter = progress.Meter(f"prepare {name}", total, "images")
-        self._histogram = np.zeros((3, 256), np.int64)
+    def __init__(self, name: str, listing: Listing, params: DatasetParams, processes: int) -> None:
+        self._name, self._listing, self._params = name, listing, params
+        self._processes = processes
+        self._total = sum(len(items) for items in listing.splits.values())
+        self._meter = progress.Meter(f"prepare {name}", self._total, "images")
+        self._skipped = 0
+        self._checker = Checker(
+            listing.files, listing.kind, params.check == "decode", params.resize_short_side, params.quality
+        )
 
-    def rows(self, split: str) -> Iterator[store.Row]:
-        """Rows of the images that decode. Raises ValueError for a damaged one, as `on_error` and `skip_budget` say."""
-        items = self._listing.splits[split]
-        groups: Counter[str] = Counter()
-        for item, checked in zip(items, self._checked(items, self._sample(split)), strict=True):
-            self._meter.advance(1)
-            if checked.fault:
-                self._skip(item, checked.fault)
-                continue
-            if checked.histogram:
-                self._histogram += np.reshape(checked.histogram, (3, 256))
-            groups[item.group] += 1
-            self.images += 1
-            self.bytes += sum(len(value) for value in checked.row.values() if isinstance(value, bytes))
-            yield checked.row
-        lost = sorted({item.group for item in items} - set(groups))
-        if lost:
-            what = f"class {lost[0]!r} of split {split!r}" if lost[0] else f"split {split!r}"
-            raise ValueError(f"{self._name}: every image of {what} was skipped; bring them back or remove the folder")
-        if groups.keys() != {""}:
-            self.classes[split] = dict(groups)
+    def run(self, folder: Path) -> dict[str, list[shards.Tally]]:
+        """Fills `folder`/<split>. Raises ValueError for a damaged image, as `on_error` and `skip_budget` say."""
+        tallies: dict[str, list[shards.Tally]] = {}
+        with self._pool() as pool:
+            for split, items in self._listing.splits.items():
+                before = shards.finished(folder / split)
+                self._skipped += sum(len(tally.skipped) for tally in before)
+                done = sum(tally.items for tally in before)
+                if done:
+                    progress.show(f"prepare {self._name}: {done} of {len(items)} images of {split} are there, going on")
+                    self._meter.skip(done)
+                limit = self._params.shard_mib * 2**20
+                tallies[split] = shards.fill(
+                    folder / split,
+                    self._listing.kind,
+                    items,
+                    limit,
+                    partial(self._checked, pool, items, self._sample(split)),
+                    self._on_fault,
+                )
+        return tallies
 
-    def mean_std(self) -> tuple[list[float], list[float]]:
-        """Mean and standard deviation [3] of the sampled pixels / 255, from whole numbers: exact, in whatever order."""
-        levels = np.arange(256)
-        pixels = self._histogram.sum(1)
-        mean = self._histogram @ levels / pixels
-        variance = self._histogram @ levels**2 / pixels - mean**2
-        return (mean / 255).tolist(), (np.sqrt(variance.clip(0)) / 255).tolist()  # rounding
+    def _pool(self) -> Executor:
+        if self._total < MANY or self._processes == 1:
+            return ThreadPoolExecutor(self._processes)
+        # Fresh processes: a copy of this one, with its threads, could hang.
+        return ProcessPoolExecutor(self._processes, multiprocessing.get_context("spawn"))
 
     def _sample(self, split: str) -> set[int]:
         """Places of the images that mean and std are measured on: of the first split, spread evenly."""
         count = len(self._listing.splits[split]) if split == next(iter(self._listing.splits)) else 0
         return {place * count // SAMPLE for place in range(SAMPLE if count else 0)}
 
-    def _checked(self, items: list[Item], sample: set[int]) -> Iterator[Checked]:
+    def _checked(self, pool: Executor, items: list[Item], sample: set[int], first: int) -> Iterator[Checked]:
         """Each item's check, in order. Only a few chunks are under way at a time, so that memory stays flat."""
-        root, kind = self._listing.root, self._listing.kind
 
-        def chunk(start: int) -> list[Checked]:
+        def submit(start: int) -> Future[list[Checked]]:
             stop = min(start + CHUNK, len(items))
-            return [check(root, items[place], kind, place in sample) for place in range(start, stop)]
+            return pool.submit(self._checker, [(items[place], place in sample) for place in range(start, stop)])
 
-        with ThreadPoolExecutor(self._threads) as pool:
-            starts = iter(range(0, len(items), CHUNK))
-            under_way = deque(pool.submit(chunk, start) for start in islice(starts, 2 * self._threads))
-            try:
-                while under_way:
-                    yield from under_way.popleft().result()
-                    under_way.extend(pool.submit(chunk, start) for start in islice(starts, 1))
-            finally:  # the consumer may stop early, at a fault
-                pool.shutdown(cancel_futures=True)
+        starts = iter(range(first, len(items), CHUNK))
+        under_way = deque(map(submit, islice(starts, 3 * self._processes)))
+        try:
+            while under_way:
+                for each in under_way.popleft().result():
+                    self._meter.advance(1)
+                    yield each
+                under_way.extend(map(submit, islice(starts, 1)))
+        except BrokenProcessPool as error:
+            raise RuntimeError(
+                f"{self._name}: a process that checks images was killed, by the system for want of memory as a rule; what is whole "
+                "is kept: start the stage again, with more memory or fewer cores"
+            ) from error
+        finally:  # the consumer may stop early, at a fault
+            for task in under_way:
+                task.cancel()
 
-    def _skip(self, item: Item, fault: str) -> None:
+    def _on_fault(self, item: Item, fault: str) -> dict[str, str]:
         if self._params.on_error == "fail":
             way_out = "replace the file"
             if self._listing.kind != "video":
                 way_out += ", remove it, or set on_error: skip (with a skip_budget) to leave such images out"
+            where = self._listing.files.where(item.file)
+            raise ValueError(f"{self._name}: image {where!r} cannot be read: {fault}; {way_out}")
+        self._skipped += 1
+        if self._skipped > self._params.skip_budget:
             raise ValueError(
-                f"{self._name}: image {str(self._listing.root / item.path)!r} cannot be read: {fault}; {way_out}"
+                f"{self._name}: {self._skipped} images cannot be read (the last: {item.path}: {fault}), and skip_budget is "
+                f"{self._params.skip_budget}; repair the copy in {self._params.source!r} or raise skip_budget"
             )
-        self.skipped.append({"path": item.path, "reason": fault})
-        if len(self.skipped) > self._params.skip_budget:
-            names = ", ".join(entry["path"] for entry in self.skipped[:3])
-            raise ValueError(
-                f"{self._name}: {len(self.skipped)} images cannot be read (the first: {names}), and skip_budget is "
-                f"{self._params.skip_budget}; repair the copy in {str(self._listing.root)!r} or raise skip_budget"
-            )
+        return {"path": item.path, "reason": fault}
+
+
+def processes() -> int:
+    """Cores this process may use."""
+    return len(os.sched_getaffinity(0))

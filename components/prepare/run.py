@@ -1,82 +1,95 @@
 """Raw images in, one memory-mapped dataset out: list, check and store, then draw what came of it."""
 
-import importlib
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+import shutil
+from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 from components import progress, tracking
 from components.images import store
 from components.prepare import sheet
+from components.prepare.card import card
 from components.prepare.contract import (
-    LAYOUTS,
-    READ_AS,
     DatasetParams,
     PrepareInputs,
     PrepareMetrics,
     PrepareOutputs,
     PrepareParams,
 )
-from components.prepare.intake import Intake
-from components.prepare.readers import Listing, clevr, davis, image_folder, keep
-from components.stage import atomic, remove
-
-READERS = {"image_folder": image_folder.read, "clevr": clevr.read, "davis": davis.read}
+from components.prepare.intake import Intake, processes
+from components.prepare.readers import Listing
+from components.prepare.shards import Tally, finished
+from components.prepare.source import cut, raw, read
+from components.prepare.uncompress import room
+from components.stage import atomic, code_files, digest, remove
+from components.work import alone, remove_unused
 
 
 def run(params: PrepareParams, inputs: PrepareInputs, outputs: PrepareOutputs) -> PrepareMetrics:
-    """Prepares the one dataset in `params`. Raises ValueError for data not laid out or encoded as it should be."""
+    """Prepares the one dataset in `params`, or goes on with a preparation of it that was interrupted.
+
+    Raises ValueError for data that is not laid out or encoded as it should be; whole shards are kept for the next try.
+    """
     ((name, dataset),) = params.datasets.items()
-    with atomic(outputs.dataset) as folder:
-        with _raw(name, dataset, inputs.source, outputs.dataset) as source:
-            listing = _listed(source, dataset)
-            intake = Intake(name, listing, dataset, threads=os.cpu_count() or 1)
-            rows = {split: intake.rows(split) for split in listing.splits}
-            splits = store.write(folder, listing.kind, rows, dataset.shard_mib)
-        for split, classes in intake.classes.items():
-            splits[split]["classes"] = classes
-        mean, std = intake.mean_std()
-        card = {"name": name, "kind": listing.kind, "format": dataset.format, "classes": listing.classes}
-        store.write_card(folder, {**card, "splits": splits, "mean": mean, "std": std, "skipped": intake.skipped})
+    work = outputs.work / name
+    with (
+        alone(work, f"another process prepares {name} in {work}; waiting for it"),
+        raw(name, dataset, inputs.source, work / "made") as source,
+    ):
+        listing, lacks = read(name, dataset, source, work / "unpacked")
+        listing = cut(name, dataset, listing, inputs.subset_list)
+        folder = _begun(name, dataset, listing, work)
+        _check_room(name, listing, folder)
+        tallies = Intake(name, listing, dataset, processes()).run(folder)
+        about = card(name, dataset, listing, tallies, lacks)
+        _assemble(folder, outputs.dataset, tallies, about)
+    remove_unused(work)
+    return _told(name, about, outputs)
+
+
+def _begun(name: str, dataset: DatasetParams, listing: Listing, work: Path) -> Path:
+    """Where this very preparation goes on; what is left of another one of the dataset is removed."""
+    code = code_files("components.prepare", "components.images")
+    key = digest([dataset.model_dump(), listing.stamp, code, version("pillow")])
+    for path in work.glob("begun-*"):
+        if path.name != f"begun-{key}":
+            progress.show(f"prepare {name}: an interrupted try had other params, raw data or code; starting anew")
+            remove(path)
+    return work / f"begun-{key}"
+
+
+def _check_room(name: str, listing: Listing, folder: Path) -> None:
+    """Raises ValueError when the images that are still to be stored, as large as they are, do not fit on the disk."""
+    needed = 0
+    for split, items in listing.splits.items():
+        done = sum(tally.items for tally in finished(folder / split))
+        needed += sum(listing.files.size(item.file) for item in items[done:])
+    room(folder, needed + needed // 50, f"preparing {name}")
+
+
+def _assemble(folder: Path, dataset: Path, tallies: dict[str, list[Tally]], about: dict[str, Any]) -> None:
+    """The shards, numbered without those that hold no row, and the card, at their place in one step."""
+    with atomic(dataset) as temporary:
+        for split, shards in tallies.items():
+            (temporary / split).mkdir(parents=True)
+            whole = [number for number, tally in enumerate(shards) if tally.file_bytes]
+            for place, number in enumerate(whole):
+                target = temporary / split / f"shard-{place:05d}.arrow"
+                shutil.move(folder / split / f"shard-{number:05d}.arrow", target)
+        store.write_card(temporary, about)
+
+
+def _told(name: str, about: dict[str, Any], outputs: PrepareOutputs) -> PrepareMetrics:
+    """Sheet and card in MLflow, a line for a person, and the metrics."""
     sheet.draw(outputs.dataset, outputs.sheet)
     tracking.log_figure(outputs.sheet)
-    mebibytes = round(intake.bytes / 2**20, 3)
-    skipped = f", {len(intake.skipped)} skipped (listed in card.json)" if intake.skipped else ""
-    progress.show(f"prepare {name}: {intake.images} images, {mebibytes:.1f} MiB{skipped}, in {outputs.dataset}")
+    tracking.log_figure(outputs.dataset / "card.json")
+    images = sum(split["count"] for split in about["splits"].values())
+    mebibytes = round(sum(split["bytes"] for split in about["splits"].values()) / 2**20, 3)
+    skipped, copies = len(about["skipped"]), about["duplicates"]["images"]
+    notes = [f", {skipped} skipped"] * bool(skipped) + [f", {copies} with the bytes of another"] * bool(copies)
+    listed = " (card.json names them)" if notes else ""
+    progress.show(f"prepare {name}: {images} images, {mebibytes:.1f} MiB{''.join(notes)}{listed}, in {outputs.dataset}")
     return PrepareMetrics(
-        images=intake.images, classes=len(listing.classes), mebibytes=mebibytes, skipped=len(intake.skipped)
+        images=images, classes=len(about["classes"]), mebibytes=mebibytes, skipped=skipped, duplicates=copies
     )
-
-
-@contextmanager
-def _raw(name: str, dataset: DatasetParams, source: Path, output: Path) -> Iterator[Path]:
-    """The folder of raw data: `source` itself or, for an embedded set, one made for as long as it is read."""
-    if dataset.format not in READ_AS:
-        if not source.is_dir():
-            raise ValueError(
-                f"{name}: source {str(source)!r} is a file; it must be a folder: {LAYOUTS[dataset.format]}"
-            )
-        yield source
-        return
-    generator = importlib.import_module(f"components.prepare.embedded.{dataset.format}")  # so that DVC's dependency is
-    if not source.samefile(str(generator.__file__)):  # the one file, `source`, and not all generators
-        raise ValueError(
-            f"{name}: source is {str(source)!r}, but the generator that runs is {generator.__file__}; DVC would not "
-            f"see it change: start the stage in the checkout that its source belongs to"
-        )
-    sizes = {"shapes": {"scenes": dataset.scenes}, "shapes_video": {"clips": dataset.clips}}.get(dataset.format, {})
-    folder = output.parent / f".{output.name}.raw"
-    remove(folder)
-    progress.show(f"prepare {name}: making it from seed {dataset.seed}")
-    try:
-        generator.generate(folder, seed=dataset.seed, **sizes)
-        yield folder
-    finally:
-        remove(folder)
-
-
-def _listed(source: Path, dataset: DatasetParams) -> Listing:
-    listing = READERS[READ_AS.get(dataset.format, dataset.format)](source)
-    kept = {split: keep(items, dataset.limit, dataset.seed) for split, items in listing.splits.items()}
-    return listing._replace(splits=kept)

@@ -18,7 +18,11 @@ from components.prepare.holders import Entry, Folder, Holder, Holders, Tar, Zip
 from components.prepare.uncompress import uncompressed
 
 ARCHIVES = (".zip", ".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
-IGNORED = re.compile(r"(^|/)(\.|__MACOSX(/|$))")  # hidden files, DVC's own among them, and what macOS puts into archives
+Member = tuple[str, str, int, int]
+"""Its name in the tree and in the archive, where it starts in a tar, and its size, -1 of a folder."""
+IGNORED = re.compile(
+    r"(^|/)(\.|__MACOSX(/|$))"
+)  # hidden files, DVC's own among them, and what macOS puts into archives
 
 
 class Tree:
@@ -50,7 +54,7 @@ class Tree:
     def where(self, name: str) -> str:
         """The file's path for a person: in an archive, below the archive's."""
         entry = self.entries.get(name)
-        return str(self.source / name if entry is None else self.files.holders[entry.holder].path / entry.name)
+        return str(self.source / name) if entry is None else self.files.where(entry)
 
 
 class _Growing:
@@ -136,7 +140,7 @@ def _add_archive(growing: _Growing, path: Path, scratch: Path) -> None:
         return  # it lies beside what was unpacked from it
     seen: set[str] = set()
     growing.holders.append(holder)
-    for name, start, size in members:
+    for name, inner, start, size in members:
         growing.folders.update(str(parent) for parent in PurePosixPath(name).parents if parent.name)
         if size < 0:
             growing.folders.add(name)
@@ -144,9 +148,7 @@ def _add_archive(growing: _Growing, path: Path, scratch: Path) -> None:
         if name in seen or name in growing.entries:
             raise ValueError(f"archive {str(path)!r} holds {name!r}, which is there already; remove one of the two")
         seen.add(name)
-        inner = start.filename if isinstance(start, zipfile.ZipInfo) else name
-        offset = 0 if isinstance(start, zipfile.ZipInfo) else start
-        growing.add(name, Entry(len(growing.holders) - 1, inner, offset, size), changed_ns)
+        growing.add(name, Entry(len(growing.holders) - 1, inner, start, size), changed_ns)
 
 
 def _is_tar(path: Path) -> bool:
@@ -158,7 +160,7 @@ def _is_tar(path: Path) -> bool:
         raise ValueError(f"archive {str(path)!r} is damaged: {error}; download it again") from error
 
 
-def _zip_members(path: Path) -> Iterator[tuple[str, zipfile.ZipInfo, int]]:
+def _zip_members(path: Path) -> Iterator[Member]:
     with zipfile.ZipFile(path) as archive:
         for info in archive.infolist():
             if (info.external_attr >> 16) & 0o170000 == 0o120000:
@@ -169,10 +171,10 @@ def _zip_members(path: Path) -> Iterator[tuple[str, zipfile.ZipInfo, int]]:
                 raise _refused(path, info.filename, f"would grow from {info.compress_size} to {info.file_size} bytes")
             name = _safe(path, info.filename)
             if name and not IGNORED.search(name):
-                yield name, info, -1 if info.is_dir() else info.file_size
+                yield name, info.filename, 0, -1 if info.is_dir() else info.file_size
 
 
-def _tar_members(path: Path, plain: Path) -> Iterator[tuple[str, int, int]]:
+def _tar_members(path: Path, plain: Path) -> Iterator[Member]:
     length = plain.stat().st_size
     try:
         with tarfile.open(plain, "r:", errorlevel=1) as archive:
@@ -185,8 +187,8 @@ def _tar_members(path: Path, plain: Path) -> Iterator[tuple[str, int, int]]:
                     raise _refused(path, member.name, f"claims {member.size} bytes, more than the archive holds")
                 name = _safe(path, member.name)
                 if name and not IGNORED.search(name):
-                    yield name, member.offset_data, -1 if member.isdir() else member.size
-                archive.members = []  # else tarfile keeps them all, 1 KB each
+                    yield name, name, member.offset_data, -1 if member.isdir() else member.size
+                archive.members = []  # type: ignore[attr-defined]  # else tarfile keeps them all, 1 KB each
     except tarfile.TarError as error:
         raise ValueError(f"archive {str(path)!r} is damaged: {error}; download it again") from error
 

@@ -5,13 +5,18 @@ import gzip
 import lzma
 import shutil
 import zlib
+from collections.abc import Callable
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import Any
 
 from components import progress
 from components.stage import atomic
 
-MAGIC = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ": lzma.open}
+MAGIC: dict[bytes, Callable[[Path, str], Any]] = {
+    b"\x1f\x8b": gzip.open,
+    b"BZh": bz2.open,
+    b"\xfd7zXZ": lzma.open,
+}
 GROWTH = 200
 """Times its size that an archive may grow to; images do not shrink much, lists of names by 10 to 20 times."""
 PIECE = 2**22
@@ -35,7 +40,7 @@ def uncompressed(path: Path, scratch: Path) -> Path:
     room(scratch, status.st_size, f"uncompressing {str(path)!r}")
     if status.st_size > 2**28:
         progress.show(f"uncompressing {path} into {scratch}, so that its files can be found; this is done once")
-    with cast(BinaryIO, opener(path, "rb")) as source, atomic(plain) as temporary, temporary.open("wb") as target:
+    with opener(path, "rb") as source, atomic(plain) as temporary, temporary.open("wb") as target:
         written = 0
         try:
             while piece := source.read(PIECE):

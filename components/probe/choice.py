@@ -1,7 +1,5 @@
 """Trains the grid of heads on one encoder's features and says which head counts."""
 
-import hashlib
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple, Protocol
 
@@ -53,12 +51,6 @@ class Choice(NamedTuple):
         """The score and what it was chosen on, for a person."""
         judge = "the test images themselves" if self.holdout is None else "held-out training images"
         return f"top-1 {self.score():.2f} %, the best of {len(self.heads)} heads on {judge}"
-
-
-def held_out(paths: Sequence[str] | np.ndarray, fraction: float) -> np.ndarray:
-    """Mask [n] of the paths that hash below `fraction`; nothing else matters, neither seed nor order."""
-    hashes = (int.from_bytes(hashlib.sha256(str(path).encode()).digest()[:8], "big") for path in paths)
-    return np.array([value < fraction * 2**64 for value in hashes], dtype=bool)
 
 
 def accuracy(predictions: np.ndarray, labels: np.ndarray) -> np.ndarray:
@@ -128,7 +120,7 @@ def split(params: Chooses, task: Task, train: Part, labels: np.ndarray, test: Pa
     check_labels(task, test, judged)
     if params.profile == "paper":
         hold = np.zeros(len(labels), dtype=bool)
-    elif not (hold := held_out(train.column("path"), params.holdout_fraction)).any():
+    elif not (hold := train.column("holdout") < params.holdout_fraction).any():
         raise ValueError(
             f"{task.name}: holdout_fraction {params.holdout_fraction} holds out none of {len(hold)} training images: "
             f"raise it, raise train_limit, or take profile 'paper'"

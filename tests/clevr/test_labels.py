@@ -8,6 +8,7 @@ from PIL import Image
 
 from components.clevr.labels import COUNT_CLASSES, DISTANCE_CLASSES, EDGES, count_labels, distance_labels
 from components.prepare.readers.clevr import read
+from components.prepare.tree import grow
 
 
 def paths(n: int) -> np.ndarray:
@@ -68,7 +69,7 @@ def test_a_scene_file_written_by_hand_gives_every_class(tmp_path: Path) -> None:
         objects = [{"shape": "cube", "3d_coords": [0.0, 1.0, 9e9], "pixel_coords": place} for place in coordinates]
         scenes.append({"split": "val", "image_index": index, "image_filename": name, "objects": objects[::-1]})
     (tmp_path / "scenes/CLEVR_val_scenes.json").write_text(json.dumps({"info": {}, "scenes": scenes}))
-    items = read(tmp_path).splits["val"]
+    items = read(grow(tmp_path, tmp_path / "scratch")).splits["val"]
     values = {key: np.array([item.values[key] for item in items]) for key in ("count", "distance")}
     assert count_labels(values["count"], paths(8)).tolist() == list(range(8))
     assert distance_labels(values["distance"], paths(8)).tolist() == [0, 1, 1, 2, 3, 4, 5, 5]

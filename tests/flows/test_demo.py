@@ -45,7 +45,7 @@ def test_a_missing_folder_and_a_real_one_in_the_way_are_told(tmp_path: Path) -> 
     with pytest.raises(ValueError) as both:
         demo.planned_links(tmp_path, {"datasets": {"images": CIFAR, "clips": DAVIS}}, tmp_path / "given")
     missing, real = str(both.value).splitlines()
-    assert missing.startswith(f"dataset 'images' needs a folder {tmp_path}/given/cifar10 or {tmp_path}/given/images")
+    assert missing.startswith(f"dataset 'images' needs {tmp_path}/given/cifar10 or {tmp_path}/given/images")
     assert "<split>/<class>/*.jpg" in missing
     assert real.startswith("data/raw/davis is a real folder")
 

@@ -5,16 +5,21 @@ from typing import Any
 
 import pytest
 
-from components.prepare.contract import PrepareInputs, PrepareParams
+from components.prepare.contract import FORMATS, DatasetParams, PrepareInputs, PrepareParams, layout
 from components.stage import load_params, validate
 
-FOLDER = {
+FOLDER: dict[str, Any] = {
     "source": "data/raw/photos",
     "format": "image_folder",
+    "licence": "unknown",
+    "counts": "any",
+    "subset": {"per_class": 0, "list": "params/subsets/all.txt", "sha256": "0" * 64},
     "seed": 0,
-    "limit": 0,
+    "check": "decode",
     "on_error": "fail",
     "skip_budget": 0,
+    "resize_short_side": 0,
+    "quality": 0,
     "scenes": 0,
     "clips": 0,
     "shard_mib": 64,
@@ -53,7 +58,14 @@ def test_legal_datasets(values: dict[str, Any]) -> None:
         ({**FOLDER, "skip_budget": 3}, "skip_budget is 3; with on_error 'fail' it must be 0"),
         ({**FOLDER, "format": "davis", "on_error": "skip", "skip_budget": 1}, "with format 'davis' it must be 'fail'"),
         ({**VIDEO, "on_error": "skip", "skip_budget": 1}, "with format 'shapes_video' it must be 'fail'"),
-        ({**FOLDER, "format": "imagefolder"}, "format is 'imagefolder': .*'image_folder'"),
+        ({**FOLDER, "format": "imagefolder"}, "format is 'imagefolder'; it must be one of .*image_folder"),
+        ({**FOLDER, "resize_short_side": 256}, "quality is 0; with resize_short_side 256 it must be at least 1"),
+        ({**FOLDER, "quality": 90}, "quality is 90; with resize_short_side 0 it must be 0"),
+        (
+            {**FOLDER, "format": "davis", "resize_short_side": 256, "quality": 90},
+            "resize_short_side is 256; with format 'davis' it must be 0: masks lie on the pixels",
+        ),
+        ({**FOLDER, "subset": {**FOLDER["subset"], "sha256": "abc"}}, "subset.sha256 is 'abc'"),
         ({**FOLDER, "shard_mib": 0}, "shard_mib is 0: .*greater than or equal to 1"),
         ({**FOLDER, "seed": "0"}, "seed is '0': .*integer"),
         ({**FOLDER, "skipbudget": 0}, "skipbudget is not a known name; the names here are: source"),
@@ -75,7 +87,19 @@ def test_no_datasets_at_all() -> None:
         validate(PrepareParams, {"datasets": {}}, "params/prepare.yaml")
 
 
-def test_a_missing_source_says_what_belongs_there(tmp_path: Path) -> None:
+def test_a_missing_source_or_list_says_what_belongs_there(tmp_path: Path) -> None:
     (tmp_path / "dangling").symlink_to(tmp_path / "gone")
-    with pytest.raises(ValueError, match=r"(?s)dangling', which does not exist.*<split>/<class>.*scenes.json.*val.txt"):
-        PrepareInputs(source=tmp_path / "dangling")
+    with pytest.raises(
+        ValueError, match=r"dangling', which does not exist; put a folder, an archive or.*docs/datasets.md"
+    ):
+        PrepareInputs(source=tmp_path / "dangling", subset_list=tmp_path)
+    with pytest.raises(
+        ValueError, match=r"subset.list is .*, which is no file; 'params/subsets/all.txt' stands for every"
+    ):
+        PrepareInputs(source=tmp_path, subset_list=tmp_path / "gone.txt")
+
+
+def test_every_format_has_a_layout_and_stands_in_the_form() -> None:
+    enum = DatasetParams.model_json_schema()["properties"]["format"]["enum"]
+    assert enum == FORMATS and {"clevr", "davis", "image_folder", "shapes", "digits"} <= set(enum)
+    assert all(len(layout(format)) > 10 for format in FORMATS)

@@ -14,14 +14,36 @@ from components.images.store import Store, read_card
 from components.prepare.contract import DatasetParams, PrepareInputs, PrepareMetrics, PrepareOutputs, PrepareParams
 from components.prepare.run import run
 
-PLAIN = {"seed": 0, "limit": 0, "on_error": "fail", "skip_budget": 0, "scenes": 0, "clips": 0, "shard_mib": 1}
-EMBEDDED = Path(__file__).parents[2] / "components/prepare/embedded"
+PROJECT = Path(__file__).parents[2]
+EVERY = PROJECT / "params/subsets/all.txt"
+ALL = {"per_class": 0, "list": "params/subsets/all.txt", "sha256": hashlib.sha256(EVERY.read_bytes()).hexdigest()}
+ABOUT = {"licence": "unknown", "counts": "any", "subset": ALL, "seed": 0, "check": "decode"}
+PLAIN = {
+    **ABOUT,
+    "on_error": "fail",
+    "skip_budget": 0,
+    "resize_short_side": 0,
+    "quality": 0,
+    "scenes": 0,
+    "clips": 0,
+    "shard_mib": 1,
+}
+EMBEDDED = PROJECT / "components/prepare/embedded"
 
 
-def prepare(raw: Path, folder: Path, kind: str = "image_folder", **values: Any) -> PrepareMetrics:
-    dataset = DatasetParams(**{**PLAIN, "source": "data/raw/toy", "format": kind, **values})
+def prepare(
+    raw: Path, folder: Path, kind: str = "image_folder", subset_list: Path = EVERY, **values: Any
+) -> PrepareMetrics:
+    per_class = values.pop("per_class", 0)
+    dataset = DatasetParams(
+        **{**PLAIN, "source": "data/raw/toy", "format": kind, "subset": {**ALL, "per_class": per_class}, **values}
+    )
     outputs = {"dataset": folder / "toy", "sheet": folder / "toy.png", "metrics": folder / "m", "run": folder / "r"}
-    return run(PrepareParams(datasets={"toy": dataset}), PrepareInputs(source=raw), PrepareOutputs(**outputs))
+    return run(
+        PrepareParams(datasets={"toy": dataset}),
+        PrepareInputs(source=raw, subset_list=subset_list),
+        PrepareOutputs(**outputs, work=folder.with_name(f"{folder.name}_work")),
+    )
 
 
 def embedded(kind: str, folder: Path, **values: Any) -> PrepareMetrics:
@@ -35,7 +57,7 @@ def digests(folder: Path) -> dict[str, str]:
 
 def test_an_image_folder_keeps_every_byte_and_label(image_folder: Path, tmp_path: Path) -> None:
     metrics = prepare(image_folder, tmp_path / "out")
-    assert metrics == PrepareMetrics(images=19, classes=3, mebibytes=metrics.mebibytes, skipped=0)
+    assert metrics == PrepareMetrics(images=19, classes=3, mebibytes=metrics.mebibytes, skipped=0, duplicates=0)
     files = [path for path in image_folder.rglob("*") if path.is_file()]
     assert metrics.mebibytes == pytest.approx(sum(path.stat().st_size for path in files) / 2**20, abs=1e-3)
     stored = {}
@@ -65,9 +87,9 @@ def test_preparing_twice_gives_the_same_bytes_with_any_number_of_cores(
     kind: str, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     raw = request.getfixturevalue(kind)
-    monkeypatch.setattr(os, "cpu_count", lambda: 1)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0})
     prepare(raw, tmp_path / "one", kind)
-    monkeypatch.setattr(os, "cpu_count", lambda: 7)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(7)))
     moved = raw.rename(tmp_path / f"moved_{raw.name}")
     prepare(moved, tmp_path / "two", kind)
     first = digests(tmp_path / "one")
@@ -161,7 +183,7 @@ def test_a_damaged_frame_or_mask_always_stops_the_stage(
 
 def test_limit_keeps_so_many_of_each_class_as_the_seed_says(image_folder: Path, tmp_path: Path) -> None:
     def kept(seed: int) -> list[str]:
-        prepare(image_folder, tmp_path / "out", limit=3, seed=seed)
+        prepare(image_folder, tmp_path / "out", per_class=3, seed=seed)
         assert read_card(tmp_path / "out/toy")["splits"]["train"]["classes"] == {"cat": 3, "dog": 3, "owl": 3}
         assert len(Store(tmp_path / "out/toy", "val")) == 6
         return [str(path) for path in Store(tmp_path / "out/toy", "train").column("path")]
@@ -172,11 +194,11 @@ def test_limit_keeps_so_many_of_each_class_as_the_seed_says(image_folder: Path, 
 
 
 def test_limit_keeps_whole_sequences_and_so_many_scenes(clevr: Path, davis: Path, tmp_path: Path) -> None:
-    prepare(davis, tmp_path / "video", "davis", limit=1)
+    prepare(davis, tmp_path / "video", "davis", per_class=1)
     val = Store(tmp_path / "video/toy", "val")
     assert val.column("frame").tolist() in (list(range(3)), list(range(4)))
     assert len(set(val.column("sequence"))) == 1
-    assert prepare(clevr, tmp_path / "scenes", "clevr", limit=2).images == 4
+    assert prepare(clevr, tmp_path / "scenes", "clevr", per_class=2).images == 4
 
 
 def test_shard_mib_splits_the_files_and_not_the_content(tmp_path: Path) -> None:
@@ -233,7 +255,7 @@ real = pytest.mark.skipif("STOP_SHARED_DATA" not in os.environ, reason="STOP_SHA
 
 @real
 def test_real_images_as_they_are(tmp_path: Path) -> None:
-    metrics = prepare(Path(os.environ["STOP_SHARED_DATA"]) / "cifar10", tmp_path / "out", limit=40)
+    metrics = prepare(Path(os.environ["STOP_SHARED_DATA"]) / "cifar10", tmp_path / "out", per_class=40)
     assert (metrics.images, metrics.classes, metrics.skipped) == (800, 10, 0)
     card = read_card(tmp_path / "out/toy")
     np.testing.assert_allclose(card["mean"], (0.4914, 0.4822, 0.4465), atol=0.03)  # CIFAR-10's published mean and std
@@ -242,7 +264,7 @@ def test_real_images_as_they_are(tmp_path: Path) -> None:
 
 @real
 def test_real_videos_as_they_are(tmp_path: Path) -> None:
-    metrics = prepare(Path(os.environ["STOP_SHARED_DATA"]), tmp_path / "out", "davis", limit=2)
+    metrics = prepare(Path(os.environ["STOP_SHARED_DATA"]), tmp_path / "out", "davis", per_class=2)
     val = Store(tmp_path / "out/toy", "val")
     assert len(val) == metrics.images
     assert val.image(0).size == (854, 480)

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from components.images.store import Store, write, write_card
-from components.probe.choice import Choice, Rows, accuracy, check, check_labels, choose, held_out, split
+from components.probe.choice import Choice, Rows, accuracy, check, check_labels, choose, split
 from components.probe.dataset import Part
 from components.probe.grid import Head
 from components.probe.heads import Task
@@ -83,17 +83,6 @@ def test_without_held_out_rows_all_train_and_the_test_rows_choose() -> None:
     assert not np.array_equal(whole.predictions, part.predictions)
 
 
-def test_a_path_is_held_out_whatever_stands_beside_it() -> None:
-    paths = np.array([f"train/dog/{i:05d}.jpg" for i in range(4000)])
-    mask = held_out(paths, 0.1)
-    assert 0.085 < mask.mean() < 0.115
-    order = np.random.default_rng(0).permutation(4000)[:1000]
-    np.testing.assert_array_equal(held_out(paths[order], 0.1), mask[order])
-    assert (held_out(paths, 0.2) >= mask).all()
-    # `printf train/dog/000NN.jpg | sha256sum` starts below 0x1999… for these: the choice may never move.
-    assert [int(i) for i in np.flatnonzero(mask)[:4]] == [10, 13, 15, 23]
-
-
 def test_every_row_is_scored_once() -> None:
     labels = np.array([0, 1, 2, 0])
     predictions = np.array([[0, 1, 2, 0], [0, 1, 1, 1]])
@@ -143,7 +132,7 @@ def test_paper_holds_nothing_out_and_clean_by_path_alone(tmp_path: Path) -> None
         split(stage(name), TASK, train, train.labels(), train, train.labels()) for name in ("paper", "clean")
     )
     assert not paper.any()
-    np.testing.assert_array_equal(clean, held_out(train.column("path"), 0.25))
+    np.testing.assert_array_equal(clean, train.column("holdout") < 0.25)
 
 
 def test_an_empty_hold_out_is_refused(tmp_path: Path) -> None:
@@ -196,7 +185,7 @@ def test_a_class_that_would_be_held_out_whole_keeps_one_image_to_learn_from(tmp_
     """As iNaturalist's small classes would be; the other images are held out as they would be beside any."""
     labels = [i // 2 for i in range(80)]
     pairs, task = part(tmp_path / "pets", labels), Task("pairs", [str(n) for n in range(40)], 1)
-    alone = held_out(pairs.column("path"), 0.4).reshape(40, 2)
+    alone = (pairs.column("holdout") < 0.4).reshape(40, 2)
     hold = split(stage("clean", holdout_fraction=0.4), task, pairs, pairs.labels(), pairs, pairs.labels()).reshape(
         40, 2
     )

@@ -1,7 +1,8 @@
 """Readers of raw layouts: each lists what there is, in one order, and opens no image.
 
-A reader is a module with `read(tree) -> Listing`, named as the format in `DatasetParams.format` or in READERS. It raises ValueError when
-the files are not laid out as they should be.
+A reader is a module of the format's name with `LAYOUT`, a line for a person; `PUBLISHED`, the sizes of its releases; and `read(tree) ->
+Listing`, which raises ValueError when the files are not laid out as they should be. A reader whose source is a file of its own kind has
+`read_file(path) -> Listing` as well.
 """
 
 import hashlib
@@ -10,14 +11,14 @@ from collections import defaultdict
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from components.images.subset import listed
 from components.prepare.holders import Files
 from components.prepare.tree import Tree
 
 # Those that cannot be decoded are listed all the same, so that they are reported and never silently left out.
 IMAGE_SUFFIXES = frozenset((".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".heic", ".avif"))
-READERS = {"cifar10": "cifar", "cifar100": "cifar"}
-"""Module of a format whose name is another."""
 
 
 class Item(NamedTuple):
@@ -102,4 +103,4 @@ def only(items: list[Item], names: list[str] | None, where: str) -> list[Item]:
     """The images of the list `names`, None for all. Raises ValueError, starting with `where`, when one is missing."""
     if names is None:
         return items
-    return [items[row] for row in listed(names, [each.path for each in items], where).tolist()]
+    return [items[row] for row in listed(names, np.array([each.path for each in items], object), where).tolist()]

@@ -3,9 +3,12 @@
 import json
 from typing import Any, NamedTuple
 
-from components.prepare.contract import LAYOUTS
+from components.prepare.published import Release, Size
 from components.prepare.readers import Item, Listing, find_root, is_image, item
 from components.prepare.tree import Tree
+
+LAYOUT = "images/{train,val}/*.png and scenes/CLEVR_{train,val}_scenes.json, or a folder or zip CLEVR_v1.0 with these"
+PUBLISHED: list[Release] = [{"train": Size(0, 70_000), "val": Size(0, 15_000)}]
 
 
 class _Scene(NamedTuple):
@@ -23,9 +26,7 @@ def read(tree: Tree) -> Listing:
     root = find_root(tree, "CLEVR_v1.0", "images")
     splits = [split for split in ("train", "val") if root and f"images/{split}" in root.folders]
     if root is None or not splits:
-        raise ValueError(
-            f"{str(tree.source)!r} has no images/train or images/val; CLEVR is laid out as {LAYOUTS['clevr']}"
-        )
+        raise ValueError(f"{str(tree.source)!r} has no images/train or images/val; CLEVR is laid out as {LAYOUT}")
     return Listing(root.files, "scenes", [], {split: _items(root, split) for split in splits}, root.stamp)
 
 

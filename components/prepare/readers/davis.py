@@ -3,10 +3,18 @@
 from collections import defaultdict
 from pathlib import PurePosixPath
 
-from components.prepare.contract import LAYOUTS
+from components.prepare.published import Release, Size
 from components.prepare.readers import Item, Listing, find_root, item, train_first
 from components.prepare.tree import Tree
 
+LAYOUT = (
+    "JPEGImages/480p/<sequence>/*.jpg, Annotations/480p/<sequence>/*.png and ImageSets/2017/val.txt (or 2016), or a folder or zip with a "
+    "folder DAVIS with these"
+)
+PUBLISHED: list[Release] = [  # frames of 2017, then of 2016
+    {"train": Size(0, 4_209), "val": Size(0, 1_999)},
+    {"train": Size(0, 2_079), "val": Size(0, 1_376)},
+]
 FRAMES, MASKS = "JPEGImages/480p", "Annotations/480p"
 
 
@@ -19,9 +27,7 @@ def read(tree: Tree) -> Listing:
     lists = [f"ImageSets/{year}" for year in ("2017", "2016")] if root else []
     folder = next((path for path in lists if root and f"{path}/val.txt" in root.entries), None)
     if root is None or folder is None:
-        raise ValueError(
-            f"{str(tree.source)!r} has no JPEGImages or no ImageSets/2017/val.txt; DAVIS is {LAYOUTS['davis']}"
-        )
+        raise ValueError(f"{str(tree.source)!r} has no JPEGImages or no ImageSets/2017/val.txt; DAVIS is {LAYOUT}")
     splits = train_first(split for split in ("train", "val") if f"{folder}/{split}.txt" in root.entries)
     frames, masks = _stems(root, FRAMES, ".jpg"), _stems(root, MASKS, ".png")
     listed = {split: _split(root, f"{folder}/{split}.txt", frames, masks) for split in splits}

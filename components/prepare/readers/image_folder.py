@@ -2,10 +2,12 @@
 
 from collections import defaultdict
 
-from components.prepare.contract import LAYOUTS
+from components.prepare.published import Release
 from components.prepare.readers import Item, Listing, is_image, item, printable, train_first
 from components.prepare.tree import Tree
 
+LAYOUT = "<split>/<class>/*.jpg (or .jpeg, .png), or <split>/*.jpg without classes; one split is train, val or test"
+PUBLISHED: list[Release] = []
 KNOWN_SPLITS = ("train", "val", "test")
 
 
@@ -20,7 +22,7 @@ def read(tree: Tree) -> Listing:
         found = ", ".join(folders) or "none"
         raise ValueError(
             f"{str(tree.source)!r} has no folder {', '.join(KNOWN_SPLITS)}; an image folder is laid out as "
-            f"{LAYOUTS['image_folder']}; the folders there are: {found[:200]}"
+            f"{LAYOUT}; the folders there are: {found[:200]}"
         )
     trees = {split: tree.under(split) for split in train_first(folders)}
     found_classes = {split: by_class(part) for split, part in trees.items()}
@@ -72,7 +74,9 @@ def items(tree: Tree, split: str, found: dict[str, list[str]], labels: dict[str,
     """The images of a split, class by class in the order of their names."""
     listed = []
     for name, files in found.items():
-        values = {"label": labels[name]}  # one for all images of the class: a list of ImageNet's 1.3 million stays small
+        values = {
+            "label": labels[name]
+        }  # one for all images of the class: a list of ImageNet's 1.3 million stays small
         for file in files:
             listed.append(item(tree, file, values, group=name, path=f"{split}/{printable(file)}"))
     return listed
