@@ -72,7 +72,7 @@ class Checker:
 
     def _mask(self, item: Item, size: tuple[int, int]) -> bytes:
         """The bytes of a mask whose pixels lie on those of its frame."""
-        name = item.mask.name
+        name = self.files.where(item.mask)
         try:
             data = self.files.read(item.mask)
             store.decode(data)

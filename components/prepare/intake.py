@@ -30,7 +30,7 @@ class Intake:
         self._processes = processes
         self._total = sum(len(items) for items in listing.splits.values())
         self._meter = progress.Meter(f"prepare {name}", self._total, "images")
-        self._skipped = 0
+        self._skipped: list[str] = []
         self._checker = Checker(
             listing.files, listing.kind, params.check == "decode", params.resize_short_side, params.quality
         )
@@ -41,7 +41,7 @@ class Intake:
         with self._pool() as pool:
             for split, items in self._listing.splits.items():
                 before = shards.finished(folder / split)
-                self._skipped += sum(len(tally.skipped) for tally in before)
+                self._skipped += [entry["path"] for tally in before for entry in tally.skipped]
                 done = sum(tally.items for tally in before)
                 if done:
                     progress.show(f"prepare {self._name}: {done} of {len(items)} images of {split} are there, going on")
@@ -99,10 +99,11 @@ class Intake:
                 way_out += ", remove it, or set on_error: skip (with a skip_budget) to leave such images out"
             where = self._listing.files.where(item.file)
             raise ValueError(f"{self._name}: image {where!r} cannot be read: {fault}; {way_out}")
-        self._skipped += 1
-        if self._skipped > self._params.skip_budget:
+        self._skipped.append(item.path)
+        if len(self._skipped) > self._params.skip_budget:
+            names = ", ".join(self._skipped[:3])
             raise ValueError(
-                f"{self._name}: {self._skipped} images cannot be read (the last: {item.path}: {fault}), and skip_budget is "
+                f"{self._name}: {len(self._skipped)} images cannot be read (the first: {names}), and skip_budget is "
                 f"{self._params.skip_budget}; repair the copy in {self._params.source!r} or raise skip_budget"
             )
         return {"path": item.path, "reason": fault}
