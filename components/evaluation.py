@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from components.images import AS_THEY_CAME
 from components.stage import Metrics, Params, digest, write_json
 
 LIBRARIES = ("torch", "torchvision", "timm", "numpy", "scipy", "scikit-learn", "pillow")
@@ -46,7 +47,7 @@ def data(card: Mapping[str, Any], used: Mapping[str, int]) -> dict[str, Any]:
     """What was measured on: a prepared dataset by its `card`, with the number of rows in use of each split."""
     splits = {split: {"rows": card["splits"][split]["count"], "used": count} for split, count in used.items()}
     facts = {key: card[key] for key in ("name", "kind", "format", "content")}
-    return {**facts, "classes": len(card["classes"]), "splits": splits}
+    return {**facts, "stored": card.get("stored", AS_THEY_CAME), "classes": len(card["classes"]), "splits": splits}
 
 
 def write_protocol(
@@ -55,10 +56,10 @@ def write_protocol(
     """Writes the protocol of one evaluation as JSON and returns its hash, for `Scores.protocol`.
 
     `version_` is a number that the stage raises when its code begins to measure something else; `decided_by` comes from
-    `settings`, `measured_on` from `data`. The hash leaves out the dataset's name and layout, which change no image, and
-    the environment, which stands beside it.
+    `settings`, `measured_on` from `data`. The hash leaves out the dataset's name and layout, which change no image, how
+    it is stored, which its content says, and the environment, which stands beside it.
     """
-    identity = {key: value for key, value in measured_on.items() if key not in ("name", "format")}
+    identity = {key: value for key, value in measured_on.items() if key not in ("name", "format", "stored")}
     mark = digest([stage, version_, dict(decided_by), identity])[:DIGITS]
     environment = {"python": platform.python_version(), **{name: version(name) for name in LIBRARIES}}
     record = {"protocol": mark, "stage": stage, "version": version_, "settings": dict(decided_by)}

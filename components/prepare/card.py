@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from components.images import store
+from components.images import AS_THEY_CAME, store
 from components.prepare.contract import DatasetParams
 from components.prepare.published import Release, Size
 from components.prepare.readers import Listing
@@ -35,6 +35,7 @@ def card(
         "kind": listing.kind,
         "format": params.format,
         "licence": params.licence,
+        "stored": _stored(params),
         "classes": listing.classes,
         "splits": splits,
         "mean": mean,
@@ -43,6 +44,12 @@ def card(
         "skipped": [entry for shards in tallies.values() for tally in shards for entry in tally.skipped],
         "duplicates": {"images": copies, "pairs": pairs},
     }
+
+
+def _stored(params: DatasetParams) -> str:
+    if not params.resize_short_side:
+        return AS_THEY_CAME
+    return f"a short side of at most {params.resize_short_side} pixels, larger ones as JPEG of quality {params.quality}"
 
 
 def sizes(listing: Listing) -> Release:

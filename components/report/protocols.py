@@ -6,6 +6,7 @@ Sources: the paper's section 4 and appendix, I-JEPA's appendix A.2, the VISSL co
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
+from components.images import AS_THEY_CAME
 from components.stage import flatten
 
 
@@ -66,18 +67,30 @@ _BILINEAR = "The paper's images are resized bilinearly, these bicubically."
 _SOME = {"train": (1_281_167, 12_811), "val": (50_000, 50_000)}
 
 
+OWN = ("image_folder", "manifest")
+"""Layouts in which any labelled images may lie; the counts tell which they are."""
+
+
 def _probe(
-    key: str, title: str, classes: int, counts: tuple[int, str, int], epochs: int, milestones: list[int], note: str = ""
+    key: str,
+    format: str,
+    title: str,
+    classes: int,
+    counts: tuple[int, str, int],
+    epochs: int,
+    milestones: list[int],
+    note: str = "",
 ) -> Protocol:
     """Heads on random crops by VISSL's SGD recipe; `counts` of training images, the name of the other split, and its images."""
     train, name, test = counts
     steps = {"epochs": epochs, "schedule": "step", "milestones": milestones}
     settings = {**_PAPER, **_VIEW, **_CROPS, **_SGD, **steps}
     splits = {"train": (train, train), name: (test, test)}
-    return Protocol(key, "linear_probe", title, "images", "image_folder", classes, splits, settings, note)
+    return Protocol(key, "linear_probe", title, "images", format, classes, splits, settings, note)
 
 
 _IMAGENET = _probe(
+    "imagenet",
     "imagenet",
     "ImageNet-1k",
     1000,
@@ -98,7 +111,7 @@ _ALL = (
         "linear_probe",
         "1% of ImageNet-1k",
         "images",
-        "image_folder",
+        "imagenet",
         1000,
         _SOME,
         {**_PAPER, **_VIEW, **_ONE_PERCENT, "resize_short_side": 224, "logistic_lambdas": [0.0025]},
@@ -107,6 +120,7 @@ _ALL = (
     ),
     _probe(
         "cifar100",
+        "cifar100",
         "CIFAR-100",
         100,
         (50_000, "test", 10_000),
@@ -114,14 +128,14 @@ _ALL = (
         [8, 16, 24],
         "Nobody outside has reached the paper's scores here (ijepa#47).",
     ),
-    _probe("places205", "Places205", 205, (2_448_873, "val", 20_500), 14, [4, 8, 12], _BILINEAR),
-    _probe("inat18", "iNaturalist 2018", 8142, (437_513, "val", 24_426), 84, [24, 48, 72]),
+    _probe("places205", "places205", "Places205", 205, (2_448_873, "val", 20_500), 14, [4, 8, 12], _BILINEAR),
+    _probe("inat18", "inat2018", "iNaturalist 2018", 8142, (437_513, "val", 24_426), 84, [24, 48, 72]),
     Protocol(
         "finetune_1percent",
         "finetune",
         "1% of ImageNet-1k",
         "images",
-        "image_folder",
+        "imagenet",
         1000,
         _SOME,
         {"profile": "paper", "train_split": "train", **_VIEW, **_ONE_PERCENT, **_FINETUNING},
@@ -177,9 +191,11 @@ def differences(protocol: Protocol, record: Mapping[str, Any]) -> list[str]:
 
 def _data(protocol: Protocol, data: Mapping[str, Any]) -> Iterator[str]:
     layout, kind = data.get("format"), data.get("kind")
-    if (layout, kind) != (protocol.format, protocol.kind):
+    if kind != protocol.kind or layout not in (protocol.format, *(OWN if kind == "images" else ())):
         yield f"{kind} of format {layout}, not {protocol.title}"
         return
+    if (stored := data.get("stored", AS_THEY_CAME)) != AS_THEY_CAME:
+        yield f"images stored with {stored}, the paper's {AS_THEY_CAME}"
     if protocol.classes and (classes := data.get("classes")) != protocol.classes:
         yield f"{classes} classes, {protocol.title} has {protocol.classes:,}"
     splits = {name: (split.get("rows"), split.get("used")) for name, split in data.get("splits", {}).items()}
