@@ -30,6 +30,7 @@ COLUMNS: dict[str, dict[str, pa.DataType]] = {
         "video": {"sequence": pa.string(), "frame": pa.int32(), "mask": pa.binary()},  # b"" without annotation
     }.items()
 }
+AGAIN = "it was damaged after it was prepared: remove the folder and prepare the dataset again"
 CARD = ("name", "kind", "format", "classes", "splits", "mean", "std", "skipped")
 """What every card has; those of `prepare` have more."""
 FORMATS = ("JPEG", "PNG")
@@ -180,8 +181,12 @@ class Store:
                 f"{str(folder)!r} has no split {split!r}; its splits are: {', '.join(self.card['splits'])}"
             )
         paths = [folder / split / f"shard-{n:05d}.arrow" for n in range(self.card["splits"][split]["shards"])]
-        self._batches = [pa.ipc.open_file(pa.memory_map(str(path))).get_batch(0) for path in paths]
+        self._batches = [_mapped(path) for path in paths]
         self._ends = np.cumsum([batch.num_rows for batch in self._batches]).tolist()
+        if len(self) != (count := self.card["splits"][split]["count"]):
+            raise ValueError(
+                f"the shards of split {split!r} in {str(folder)!r} hold {len(self)} rows, but its card counts {count}; {AGAIN}"
+            )
         self._binary: dict[str, list[tuple[npt.NDArray[np.int32], memoryview]]] = {}
 
     def __reduce__(self) -> tuple[type["Store"], tuple[Path, str]]:
@@ -196,22 +201,48 @@ class Store:
         return np.concatenate(values) if values else np.empty(0)
 
     def image(self, index: int) -> Image.Image:
-        """Picture `index` as RGB, turned as its EXIF says."""
-        return decode(self._view(index, "image"))
+        """Picture `index` as RGB, turned as its EXIF says. Raises ValueError as `damaged` has it."""
+        try:
+            return decode(self.view(index))
+        except ValueError as error:
+            raise self.damaged(index, error) from error
+
+    def damaged(self, index: int, error: ValueError) -> ValueError:
+        """What to raise when picture `index` can't be decoded for the reason `error`: it names the picture."""
+        shard, row = self._place(index)
+        path = self._batches[shard].column("path")[row].as_py()
+        return ValueError(
+            f"{path!r}, row {index} of split {self.split!r} of dataset {self.card['name']!r} in {str(self.folder)!r}, cannot be "
+            f"decoded: {error}; {AGAIN}"
+        )
 
     def bytes(self, index: int, column: str = "image") -> bytes:
         """The bytes of the file as they came; for `mask`, b"" where the frame has no annotation."""
-        return bytes(self._view(index, column))
+        return bytes(self.view(index, column))
 
-    def _view(self, index: int, column: str) -> memoryview:
-        if not 0 <= index < len(self):
-            raise IndexError(f"row {index} of {len(self)}")
+    def view(self, index: int, column: str = "image") -> memoryview:
+        """The same bytes as they lie in the memory map, read-only."""
+        shard, row = self._place(index)
         if column not in self._binary:  # offsets and bytes as they lie in the map; Arrow's scalars are 20 times slower
             self._binary[column] = [_buffers(batch.column(column)) for batch in self._batches]
-        shard = bisect.bisect_right(self._ends, index)
         offsets, data = self._binary[column][shard]
-        row = index - (self._ends[shard - 1] if shard else 0)
         return data[offsets[row] : offsets[row + 1]]
+
+    def _place(self, index: int) -> tuple[int, int]:
+        """Shard and row in it."""
+        if not 0 <= index < len(self):
+            raise IndexError(f"row {index} of {len(self)}")
+        shard = bisect.bisect_right(self._ends, index)
+        return shard, index - (self._ends[shard - 1] if shard else 0)
+
+
+def _mapped(path: Path) -> pa.RecordBatch:
+    """The shard's one batch. The file is closed: its pages stay mapped, and ImageNet has more shards than a process may open files."""
+    try:
+        with pa.memory_map(str(path)) as source:
+            return pa.ipc.open_file(source).get_batch(0)
+    except (OSError, pa.ArrowInvalid) as error:
+        raise ValueError(f"shard {str(path)!r} cannot be read: {error}; {AGAIN}") from error
 
 
 def _buffers(array: pa.Array) -> tuple[npt.NDArray[np.int32], memoryview]:
