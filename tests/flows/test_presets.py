@@ -75,6 +75,23 @@ def test_every_committed_preset_is_legal(name: str) -> None:
             presets.compose(PROJECT, [name])
 
 
+@pytest.mark.parametrize(
+    ("name", "recipes", "flip", "grayscale", "blur"),
+    [
+        ("augment_ijepa_public", ["ijepa_vit_h14"], False, 0.0, 0.0),
+        ("augment_stop_released", ["vit_b16", "vit_l16", "vit_h16", "vit_h14", "ablation"], True, 0.2, 0.5),
+    ],
+)
+def test_augmentations_are_those_of_the_released_recipes(
+    name: str, recipes: list[str], flip: bool, grayscale: float, blur: float
+) -> None:
+    """Source: their config files and programs, as method facts. Over a recipe of its own an overlay changes nothing."""
+    crops = {"crop_scale_min": 0.3, "crop_scale_max": 1.0, "flip": flip, "grayscale": grayscale, "blur": blur}
+    assert presets.compose(PROJECT, ["mae_vit_b16", name])["pretrain"]["augmentation"] == crops
+    for recipe in recipes:
+        assert presets.compose(PROJECT, [recipe, name]) == presets.compose(PROJECT, [recipe])
+
+
 def test_the_committed_values_are_the_demo() -> None:
     photographs = ["ijepa_vit_h14", "mae_vit_b16", "vit_b16", "vit_h14", "vit_h16", "vit_l16", "vit_s16"]
     assert presets.recipes(PROJECT) == ["ablation", "cifar10", "demo", *photographs]
