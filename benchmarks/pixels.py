@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from components.images import decoding
 from components.images.transforms import direct_resize, normalise
 from components.linear_probe.contract import LinearProbeParams
 from components.probe.choice import Rows, accuracy, choose
@@ -53,5 +54,5 @@ def scores_of_pixels(root: Path, recipe: dict[str, dict[str, Any]]) -> dict[str,
 
 def pixels(part: Part) -> Features:
     """Each image of the part as one row: float32 [n, 3·SIDE²]."""
-    images = np.stack([direct_resize(part.store.image(int(row)), SIDE, SIDE) for row in part.rows])
+    images = np.stack([direct_resize(decoding.pixels(part.store, int(row)), SIDE, SIDE) for row in part.rows])
     return Features(normalise(images).flatten(1).numpy(), {"last": slice(0, 3 * SIDE * SIDE)})

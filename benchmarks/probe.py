@@ -25,7 +25,7 @@ from PIL import Image
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # where the project is not installed
 
-from components.images import store
+from components.images import decoding, store
 from components.images.transforms import View, normalise
 from components.mim.encoder import Encoder, EncoderConfig
 from components.mim.initialise import initialise
@@ -143,7 +143,10 @@ def main() -> None:
 
         def read() -> list[torch.Tensor]:
             plan = iter(np.split(part.rows, 2))
-            return [pixels for _, pixels in decoded(plan, lambda rows: lambda i: view(part.store.image(int(rows[i]))))]
+            return [
+                pixels
+                for _, pixels in decoded(plan, lambda rows: lambda i: view(decoding.pixels(part.store, int(rows[i]))))
+            ]
 
         pixels = read()
 

@@ -16,6 +16,7 @@ from components.analysis.positions import positions
 from components.analysis.predictions import predictions
 from components.analysis.trained import load, read_eigenvalues, read_history
 from components.features import pick
+from components.images import decoding
 from components.images.store import Store
 from components.images.transforms import resize_center_crop
 from components.mim.weights import untrained_encoder
@@ -74,7 +75,9 @@ def pictures(params: AnalysisParams, folder: Path, size: int) -> Tensor:
             f"{', '.join(name for name, split in store.card['splits'].items() if split['count']) or 'no split has any'}"
         )
     rows = spread(len(store), params.images)
-    return torch.from_numpy(np.stack([resize_center_crop(store.image(int(row)), size, size) for row in rows]))
+    return torch.from_numpy(
+        np.stack([resize_center_crop(decoding.pixels(store, int(row)), size, size) for row in rows])
+    )
 
 
 def _write(drawn: Mapping[Path, Figure]) -> None:

@@ -8,6 +8,7 @@ from PIL import Image
 from torch import Tensor
 from torch.nn import functional
 
+from components.images.decoding import of_picture
 from components.images.transforms import STD, direct_resize, normalise
 
 PAPER_RED_STD = 0.228  # DINO's slip; part of the published protocol
@@ -30,7 +31,7 @@ def grid_size(height: int, width: int, short_side: int, patch: int, profile: Pro
 def pixels(image: Image.Image, height: int, width: int, profile: Profile) -> Tensor:
     """The frame as the encoder takes it: [1,3,height,width], normalised."""
     if profile == "clean":
-        return normalise(np.stack([direct_resize(image, height, width)]))
+        return normalise(np.stack([direct_resize(of_picture(image), height, width)]))
     image_1CHW = torch.from_numpy(np.array(image)).permute(2, 0, 1)[None].float()
     resized = functional.interpolate(image_1CHW, (height, width), mode="bilinear", antialias=False)
     red = torch.tensor([STD[0] / PAPER_RED_STD, 1.0, 1.0])[:, None, None]

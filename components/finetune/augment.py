@@ -57,11 +57,11 @@ class Augment:
             }  # as timm.data.create_transform, which MAE calls
             self._rand_augment = rand_augment_transform(values.rand_augment, about)
 
-    def __call__(self, image: Image.Image, epoch: int, row: int) -> Pixels:
-        """uint8 [size, size, 3]."""
+    def __call__(self, image_CHW: Tensor, epoch: int, row: int) -> Pixels:
+        """uint8 [size, size, 3] of uint8 [3, H, W]."""
         values = self._values
         pixels = random_crop(
-            image,
+            image_CHW,
             crop_draws(self._seed, epoch, np.array([row]))[0],
             size=self._size,
             scale_min=values.crop_scale_min,

@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from components.finetune.augment import Augment
 from components.finetune.contract import FinetuneInputs, FinetuneParams, FinetuningParams
+from components.images import decoding
 from components.images.store import Store
 from components.images.subset import read_list
 from components.images.transforms import square
@@ -77,7 +78,7 @@ class _Crops(Dataset[tuple[Tensor, int]]):
 
     def __getitem__(self, place: tuple[int, int]) -> tuple[Tensor, int]:
         epoch, row = place
-        pixels = self._augment(self._store.image(row), epoch, row)
+        pixels = self._augment(decoding.pixels(self._store, row), epoch, row)
         return torch.from_numpy(np.array(pixels)), int(self._labels[row])
 
 
@@ -92,7 +93,7 @@ class _Views(Dataset[Tensor]):
         return len(self._part.rows)
 
     def __getitem__(self, place: int) -> Tensor:
-        return torch.from_numpy(np.array(self._view(self._part.store.image(int(self._part.rows[place])))))
+        return torch.from_numpy(np.array(self._view(decoding.pixels(self._part.store, int(self._part.rows[place])))))
 
 
 class Batches:

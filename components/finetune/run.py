@@ -29,7 +29,7 @@ from components.probe.tables import write_confusion
 from components.stage import atomic, fingerprint
 from components.work import alone, finish, forget_finished
 
-VERSION = 1
+VERSION = 2
 """Raised when this stage begins to measure something else."""
 
 

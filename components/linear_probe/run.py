@@ -22,7 +22,7 @@ from components.probe.heads import Task
 from components.probe.neighbours import check_k
 from components.probe.tables import write_confusion, write_heads
 
-VERSION = 1
+VERSION = 2
 """Raised when the code begins to measure something else: part of the protocol."""
 
 

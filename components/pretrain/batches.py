@@ -9,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from components.images import decoding
 from components.images.store import Store
 from components.images.transforms import Pixels, colour_draws, crop_draws, degrade, random_crop
 from components.mim import keys
@@ -70,7 +71,7 @@ class Batches:
     def _augmented(self, index: int, crop_5: NDArray[np.float32], colour_3: NDArray[np.float32]) -> Pixels:
         chosen, size = self._params.augmentation, self._params.encoder.image_size
         crop = random_crop(
-            self._store.image(index),
+            decoding.pixels(self._store, index),
             crop_5,
             size=size,
             scale_min=chosen.crop_scale_min,

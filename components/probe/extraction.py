@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from components import progress
+from components.images import decoding
 from components.images.store import Store
 from components.images.transforms import Pixels, View, normalise
 from components.mim.encoder import VisionEncoder
@@ -112,7 +113,7 @@ def key(subject: Subject, part: Part, view: View, layers: int) -> str:
     """Names what decides the features: nothing else may change them by more than rounding."""
     rows = hashlib.sha256(np.asarray(part.rows, dtype="<i8").tobytes()).hexdigest()
     data = [part.store.card["content"], part.store.split, rows]
-    libraries = [version(name) for name in ("torch", "timm", "pillow", "numpy")]
+    libraries = [version(name) for name in ("torch", "torchvision", "timm", "pillow", "numpy")]
     return digest([subject.mark, data, view._asdict(), layers, code(*CODE), libraries])
 
 
@@ -139,7 +140,7 @@ def _fill(file: BinaryIO, subject: Subject, part: Part, view: View, layers: int,
     # Written and not mapped: a disk that is full raises an error here, and ends the process without a word there.
     meter = progress.Meter(label, len(part.rows), "images")
     plan = (part.rows[start : start + batch_size] for start in range(0, len(part.rows), batch_size))
-    for rows, pixels in decoded(plan, lambda rows: lambda i: view(part.store.image(int(rows[i])))):
+    for rows, pixels in decoded(plan, lambda rows: lambda i: view(decoding.pixels(part.store, int(rows[i])))):
         features = encode(subject.encoder, pixels, layers)
         check_finite(features, subject, part.store, rows)
         file.write(np.ascontiguousarray(features.cpu().numpy()).data)

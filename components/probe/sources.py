@@ -9,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from components.images import decoding
 from components.images.transforms import Pixels, crop_draws, random_crop
 from components.mim import keys
 from components.probe.dataset import Part, Subject
@@ -92,7 +93,7 @@ class Augmented:
 
 
 def _crop(part: Part, rows: NDArray[np.int64], draws: NDArray[np.float32], crop: Crop, i: int) -> Pixels:
-    return random_crop(part.store.image(int(rows[i])), draws[i], **crop._asdict())
+    return random_crop(decoding.pixels(part.store, int(rows[i])), draws[i], **crop._asdict())
 
 
 def _sets(matrix: Tensor, columns: Mapping[str, slice]) -> dict[str, Tensor]:

@@ -11,7 +11,6 @@ from typing import Any, Final, Literal
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL import Image
 
 from components.features import pick
 from components.images.transforms import View, normalise, square
@@ -60,7 +59,7 @@ class ServedEncoder:
 
     @torch.inference_mode()
     def _embed(self, images_BHWC: NDArray[np.uint8], view: View) -> NDArray[np.float32]:
-        pixels = np.stack([view(Image.fromarray(image)) for image in images_BHWC])
+        pixels = np.stack([view(image_CHW) for image_CHW in torch.from_numpy(images_BHWC.copy()).permute(0, 3, 1, 2)])
         tokens = self._encoder(normalise(torch.from_numpy(pixels).to(self._device)))
         embeddings: NDArray[np.float32] = tokens.mean(dim=1).float().cpu().numpy()
         return embeddings

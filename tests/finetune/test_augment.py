@@ -13,6 +13,7 @@ from torch.nn import functional
 
 from components.finetune.augment import Augment, Mix, seeded
 from components.finetune.examples import Batches
+from components.images.decoding import of_picture
 from components.images.store import Store
 from components.images.transforms import crop_draws, random_crop
 from components.mim import keys
@@ -23,9 +24,9 @@ from .toys import params
 STRONG = "rand-m9-mstd0.5-inc1"
 
 
-def photograph(seed: int = 0) -> Image.Image:
+def photograph(seed: int = 0) -> torch.Tensor:
     noise = np.random.default_rng(seed).integers(0, 255, (6, 8, 3), dtype=np.uint8)
-    return Image.fromarray(noise).resize((64, 48), Image.Resampling.BICUBIC)
+    return of_picture(Image.fromarray(noise).resize((64, 48), Image.Resampling.BICUBIC))
 
 
 def test_an_image_does_not_depend_on_what_was_augmented_before() -> None:

@@ -18,6 +18,7 @@ from components.finetune.classifier import load
 from components.finetune.contract import FinetuneInputs, FinetuneOutputs
 from components.finetune.examples import drawn, read
 from components.finetune.run import run
+from components.images import decoding
 from components.images.store import Store, write, write_card
 from components.images.transforms import View, normalise
 from components.mim.weights import save
@@ -90,7 +91,7 @@ def test_toy_images_are_learned_and_the_file_says_what_the_score_says(
     store = Store(inputs.dataset, "test")
     view = about["view"]
     assert view == {"image_size": 16, "resize": "direct", "resize_short_side": 16}
-    pixels = np.stack([View(16, 16, 0, mirror=False)(store.image(i)) for i in range(len(store))])
+    pixels = np.stack([View(16, 16, 0, mirror=False)(decoding.pixels(store, i)) for i in range(len(store))])
     guessed = model(normalise(torch.from_numpy(pixels))).argmax(dim=1)
     names = [about["class_names"][i] for i in guessed]
     assert names == [pair["predicted"] for pair in table(files.confusion)]

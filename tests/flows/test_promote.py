@@ -18,7 +18,6 @@ import pytest
 import torch
 from dvc.repo import Repo
 from mlflow import MlflowClient
-from PIL import Image
 
 from components import parent_runs
 from components.images.transforms import square
@@ -390,6 +389,6 @@ def test_a_real_run_is_promoted_loaded_and_reproduced_elsewhere(
         weights.load_encoder(second / "models/encoder.safetensors"),
         square(32, "short_side_center_crop", 32),
     )
-    pixels = torch.from_numpy(np.stack([view(Image.fromarray(image)) for image in images]))
+    pixels = torch.from_numpy(np.stack([view(torch.from_numpy(image).permute(2, 0, 1)) for image in images]))
     own = encode(encoder, pixels, 4)[:, columns(encoder, 4)["last"]].numpy()
     np.testing.assert_allclose(np.load(tmp_path / "embeddings.npy"), own, atol=1e-6, rtol=0)

@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 import torch
 from mlflow import MlflowClient
-from PIL import Image
 
 from components.images.transforms import normalise, square
 from components.mim import weights
@@ -49,7 +48,7 @@ def encoder(path: Path, seed: int = 3, **about: Any) -> VisionEncoder:
 def features(made: VisionEncoder, images: np.ndarray, resize: Any = "short_side_center_crop") -> np.ndarray:
     """The way the probes have them."""
     view = square(32, resize, 32)
-    pixels = torch.from_numpy(np.stack([view(Image.fromarray(image)) for image in images]))
+    pixels = torch.from_numpy(np.stack([view(torch.from_numpy(image).permute(2, 0, 1)) for image in images]))
     return encode(made, pixels, 4)[:, columns(made, 4)["last"]].numpy()
 
 
@@ -188,7 +187,9 @@ def test_timms_encoders_are_served_too(tmp_path: Path, repository: Path) -> None
     images = pictures(3, 32, 32, 3)
     served = mlflow.pyfunc.load_model(str(tmp_path / "model")).predict(images, params={"image_size": 64})
     with torch.no_grad():
-        own = made(normalise(np.stack([square(64, "direct", 0)(Image.fromarray(image)) for image in images]))).mean(1)
+        own = made(
+            normalise(np.stack([square(64, "direct", 0)(torch.from_numpy(image).permute(2, 0, 1)) for image in images]))
+        ).mean(1)
     np.testing.assert_allclose(served, own.numpy(), atol=1e-6, rtol=0)
 
 

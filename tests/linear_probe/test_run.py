@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from matplotlib.figure import Figure
 from PIL import Image
 from sklearn.datasets import load_digits
@@ -16,6 +17,7 @@ from sklearn.neighbors import KNeighborsClassifier
 from sklearn.preprocessing import StandardScaler
 
 from components import tracking
+from components.images import decoding
 from components.images.store import Store, write, write_card
 from components.images.transforms import direct_resize, normalise
 from components.linear_probe.contract import (
@@ -142,7 +144,7 @@ def test_nearest_neighbours_and_logistic_regression_equal_scikit_learns(
     encoder, vectors, labels = load_encoder(inputs.encoder), {}, {}
     for split, total, limit in (("train", 350, 100), ("test", 150, 50)):
         store, rows = Store(inputs.dataset, split), [i * total // limit for i in range(limit)]
-        pixels = normalise(np.stack([direct_resize(store.image(row), 32, 32) for row in rows]))
+        pixels = normalise(np.stack([direct_resize(decoding.pixels(store, row), 32, 32) for row in rows]))
         vectors[split] = encoder(pixels).mean(dim=1).numpy().astype(np.float64)
         labels[split] = store.column("label")[rows]
     judge = KNeighborsClassifier(20, metric="cosine", weights=lambda distance: np.exp((1 - distance) / 0.07))
@@ -174,15 +176,15 @@ def test_a_second_run_uses_the_features_again_and_scores_the_same(
 def test_random_crops_train_the_same_grid(
     inputs: LinearProbeInputs, tmp_path: Path, profile: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    chosen = params(profile, training="augmented", crop_scale_min=0.7, epochs=3, train_limit=150)
+    chosen = params(profile, training="augmented", crop_scale_min=0.7, epochs=20, train_limit=150)
     metrics = run(chosen, inputs, outputs(tmp_path))
     heads = table(outputs(tmp_path).heads)
     assert len(heads) == 2 * 8
-    assert metrics.top1 == metrics.top1_untrained > 12  # chance is 10
+    assert metrics.top1 == metrics.top1_untrained > 15  # chance is 10
     assert [row["holdout_top1"] == "" for row in heads] == [profile == "paper"] * 16
     judge = "the test images themselves" if profile == "paper" else "held-out training images"
     assert f"top-1 {metrics.top1:.2f} %, the best of 8 heads on {judge}" in capsys.readouterr().out
-    cached = run(params(profile, epochs=3, train_limit=150), inputs, outputs(tmp_path))
+    cached = run(params(profile, epochs=20, train_limit=150), inputs, outputs(tmp_path))
     assert cached.protocol != metrics.protocol
     assert [row["test_top1"] for row in table(outputs(tmp_path).heads)] != [row["test_top1"] for row in heads]
 
@@ -337,6 +339,6 @@ def test_a_wide_image_is_squashed_or_cut(resize: str, left: int, right: int) -> 
     wide[:, 40:80] = 255
     wide[:, :40] = (255, 255, 255) if resize == "direct" else (0, 0, 0)
     settings = params(resize=resize, resize_short_side=32).tasks["digits"]
-    pixels = view(settings)(Image.fromarray(wide))
+    pixels = view(settings)(torch.from_numpy(wide).permute(2, 0, 1))
     assert pixels.shape == (32, 32, 3)
     assert (pixels[:, 2].mean(), pixels[:, -3].mean()) == (left, right)

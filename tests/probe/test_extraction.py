@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from components.images import decoding
 from components.images.store import Store
 from components.images.transforms import View, normalise
 from components.mim.encoder import Encoder, EncoderConfig, VisionEncoder
@@ -49,7 +50,7 @@ def test_features_follow_the_rows_and_the_layers(toy_images: Path, tmp_path: Pat
     encoder, images = ours(class_token), part(toy_images, [5, 2, 9])
     found = extract(subject(encoder), images, tmp_path)
     assert sorted(found.columns) == ["class_token", "last", "last4"][not class_token :]
-    pixels = normalise(np.stack([WIDE(images.store.image(row)) for row in (5, 2, 9)]))
+    pixels = normalise(np.stack([WIDE(decoding.pixels(images.store, row)) for row in (5, 2, 9)]))
     with torch.no_grad():
         outputs, x = [], encoder.embed(pixels)
         for layer in encoder.blocks:

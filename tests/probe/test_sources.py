@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from components.images import decoding
 from components.images.store import Store
 from components.images.transforms import crop_draws, normalise, random_crop
 from components.mim.encoder import Encoder, EncoderConfig
@@ -55,7 +56,9 @@ def test_heads_on_crops_equal_a_plain_loop_of_torch(toy_images: Path) -> None:
     for step in plan(GRID, 40, 3, 5):
         rows = step.rows.numpy() + 3
         draws = crop_draws(5, step.epoch, rows)
-        crops = [random_crop(store.image(int(row)), draws[i], **CROP._asdict()) for i, row in enumerate(rows)]
+        crops = [
+            random_crop(decoding.pixels(store, int(row)), draws[i], **CROP._asdict()) for i, row in enumerate(rows)
+        ]
         with torch.no_grad():
             x = torch.cat([tokens.mean(1) for tokens in frozen.layer_tokens(normalise(np.stack(crops)), 2)], dim=1)
         for group in optimiser.param_groups:
