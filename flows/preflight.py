@@ -79,7 +79,7 @@ def check_sources(root: Path, nodes: Sequence[graph.Node]) -> None:
 def check_raw(root: Path, prepare: Mapping[str, Any], links: Collection[Path] = ()) -> None:
     """ValueError, before any file is written, for raw data that is neither there nor at one of the `links` to be made."""
     absent = [
-        f"dataset {name!r} reads {dataset['source']!r}, which does not exist"
+        f"dataset {name!r} reads {dataset['source']!r}, which does not exist{_imported(root, dataset['source'])}"
         for name, dataset in prepare["datasets"].items()
         if Path(dataset["source"]).is_relative_to("data/raw")
         and not (root / dataset["source"]).exists()
@@ -89,8 +89,14 @@ def check_raw(root: Path, prepare: Mapping[str, Any], links: Collection[Path] = 
         raise ValueError(
             "\n".join(absent)
             + "\nPut or link it there, as in `ln -s FOLDER data/raw/NAME`, or give the folder that holds it: "
-            "make run PRESET=… DATA=FOLDER. Nothing was changed"
+            "make run PRESET=… DATA=FOLDER. docs/datasets.md says where to get it. Nothing was changed"
         )
+
+
+def _imported(root: Path, source: str) -> str:
+    if not (root / f"{source}.dvc").is_file():
+        return ""
+    return f", but {source}.dvc says where it came from: `dvc pull {source}` or `dvc update {source}.dvc` brings it"
 
 
 def check_project(root: Path) -> None:

@@ -16,6 +16,7 @@ from prefect.client.schemas.filters import FlowRunFilter
 from prefect.client.schemas.sorting import FlowRunSort
 
 from components.stage import canonical_yaml, read_yaml
+from flows import preflight
 from flows.pipeline import StageFailedError, pipeline
 
 MEET = (
@@ -79,6 +80,35 @@ def test_two_runs_in_parallel_then_cached(tracked, prefect) -> None:
     assert first.data.params == second.data.params
     assert first.data.params["davis.radius"] == str(read_yaml(tracked.root / "params/davis.yaml")["radius"])
     assert {row.info.status for row in (first, second)} == {"FINISHED"}
+
+
+def test_raw_data_that_dvc_downloaded_is_a_runs_as_well(tracked, prefect) -> None:
+    published = tracked.root.parent / "published.zip"
+    published.write_bytes(b"as its makers have it")
+    ignored = tracked.root / ".gitignore"
+    ignored.write_text(ignored.read_text().replace("/data/\n", "/data/prepared/\n/data/raw/*\n!/data/raw/*.dvc\n"))
+    described = tracked.root / "dvc.yaml"
+    described.write_text(described.read_text().replace("data/raw/toys", "data/raw/toys, data/raw/archive"))
+    assert tracked.dvc("import-url", str(published), "data/raw/archive").returncode == 0
+    for command in (["add", "-A"], ["commit", "-qm", "imported"]):
+        subprocess.run(["git", *command], cwd=tracked.root, check=True)
+
+    def clean() -> bool:
+        return not subprocess.check_output(["git", "status", "--porcelain"], cwd=tracked.root)
+
+    assert clean() and subprocess.check_output(["git", "ls-files", "data"], cwd=tracked.root, text=True).split() == [
+        "data/raw/archive.dvc"
+    ]
+    run(tracked, "first")
+    assert tracked.locked("first") == ALL
+    assert tracked.dvc("status", run="first").stdout.strip() == "Data and pipelines are up to date."
+    assert clean()
+    (tracked.root / "data/raw/archive").unlink()  # a second clone, without its data
+    source = {"datasets": {"zoo": {"source": "data/raw/archive"}}}
+    with pytest.raises(
+        ValueError, match="'data/raw/archive', which does not exist, but .*archive.dvc says where.*dvc pull"
+    ):
+        preflight.check_raw(tracked.root, source)
 
 
 def test_force_is_for_the_chosen_stages_and_the_row_has_the_values_of_the_start(tracked, prefect) -> None:
