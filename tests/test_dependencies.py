@@ -30,7 +30,8 @@ def closure(word: str, root: Path) -> set[Path]:
     generators = {
         path for path in (root / "components/prepare/embedded").glob("*.py") if "def generate(" in path.read_text()
     }
-    open_files = {root / "components" / word / "run.py"} | (generators if word == "prepare" else set())
+    readers = set((root / "components/prepare/readers").glob("*.py"))  # they and the generators are imported by name
+    open_files = {root / "components" / word / "run.py"} | (generators | readers if word == "prepare" else set())
     while open_files:
         path = open_files.pop()
         seen.add(path)

@@ -13,6 +13,7 @@ import zipfile
 import zlib
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
+from typing import BinaryIO
 
 from components.prepare.holders import Entry, Folder, Holder, Holders, Tar, Zip
 from components.prepare.uncompress import uncompressed
@@ -132,7 +133,7 @@ def _add_archive(growing: _Growing, path: Path, scratch: Path) -> None:
     elif _is_tar(path):
         plain = uncompressed(path, scratch)
         holder = Tar(plain)
-        members = list(_tar_members(path, plain))
+        members = list(tar_members(path, plain))
     else:
         raise ValueError(f"{str(path)!r} is neither a folder nor a zip or tar archive; give one, or download it again")
     tops = {name.partition("/")[0] for name, *_ in members}
@@ -174,11 +175,16 @@ def _zip_members(path: Path) -> Iterator[Member]:
                 yield name, info.filename, 0, -1 if info.is_dir() else info.file_size
 
 
-def _tar_members(path: Path, plain: Path) -> Iterator[Member]:
-    length = plain.stat().st_size
+def tar_members(path: Path, plain: Path, start: int = 0, end: int | None = None) -> Iterator[Member]:
+    """Members of the tar that lies in the bytes from `start` to `end` of the file `plain`, all of it as a rule; `path` is for a person."""
+    length = plain.stat().st_size if end is None else end
     try:
-        with tarfile.open(plain, "r:", errorlevel=1) as archive:
+        with plain.open("rb") as file, tarfile.open(fileobj=_at(file, start), mode="r:", errorlevel=1) as archive:
             for member in archive:
+                if (
+                    member.offset >= length
+                ):  # a tar in a tar, without its end marker: this is the outer one's next header
+                    return
                 if member.issym() or member.islnk():
                     raise _refused(path, member.name, "is a link")
                 if not (member.isreg() or member.isdir()):
@@ -191,6 +197,11 @@ def _tar_members(path: Path, plain: Path) -> Iterator[Member]:
                 archive.members = []  # type: ignore[attr-defined]  # else tarfile keeps them all, 1 KB each
     except tarfile.TarError as error:
         raise ValueError(f"archive {str(path)!r} is damaged: {error}; download it again") from error
+
+
+def _at(file: BinaryIO, start: int) -> BinaryIO:
+    file.seek(start)
+    return file
 
 
 def _safe(path: Path, name: str) -> str:

@@ -62,7 +62,7 @@ def item(
 
 def printable(name: str) -> str:
     """A file's name as text: bytes that are no UTF-8, which file systems allow, are written as `\\xff`."""
-    return os.fsencode(name).decode("utf-8", "backslashreplace")
+    return name if name.isascii() else os.fsencode(name).decode("utf-8", "backslashreplace")
 
 
 def find_root(tree: Tree, inner: str, marker: str) -> Tree | None:
