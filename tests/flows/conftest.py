@@ -226,7 +226,7 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     datasets = read_yaml(root / "params/prepare.yaml")
     datasets["datasets"]["shapes"]["scenes"] = 128
     datasets["datasets"]["shapes_video"]["clips"] = 1
-    datasets["datasets"]["digits"]["limit"] = 8
+    datasets["datasets"]["digits"]["subset"]["per_class"] = 8
     (root / "params/prepare.yaml").write_text(canonical_yaml(datasets))
     for who in ("AUTHOR", "COMMITTER"):
         monkeypatch.setenv(f"GIT_{who}_NAME", "toy")
