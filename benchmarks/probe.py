@@ -26,11 +26,12 @@ from PIL import Image
 sys.path.insert(0, str(Path(__file__).parents[1]))  # where the project is not installed
 
 from components.images import decoding, store
+from components.images.loading import threaded
 from components.images.transforms import View, normalise
 from components.mim.encoder import Encoder, EncoderConfig
 from components.mim.initialise import initialise
 from components.probe.dataset import Part, Subject
-from components.probe.extraction import decoded, pooled
+from components.probe.extraction import DECODERS, pooled
 from components.probe.heads import Heads, Source, Task, fit
 from components.probe.params import HeadParams
 from components.probe.sources import Augmented, Cached, Crop
@@ -143,10 +144,11 @@ def main() -> None:
 
         def read() -> list[torch.Tensor]:
             plan = iter(np.split(part.rows, 2))
-            return [
-                pixels
-                for _, pixels in decoded(plan, lambda rows: lambda i: view(decoding.pixels(part.store, int(rows[i]))))
-            ]
+
+            def reader(rows: np.ndarray) -> Callable[[int], np.ndarray]:
+                return lambda i: view(decoding.pixels(part.store, int(rows[i])))
+
+            return [pixels for _, pixels in threaded(plan, reader, DECODERS)]
 
         pixels = read()
 

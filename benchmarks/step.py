@@ -52,7 +52,7 @@ VARIANTS = ("ours", "quiet", "textbook")
 class Steps:
     """Stands in for the data: random pixels at the places of one worker."""
 
-    steps_per_epoch = 1000
+    steps_per_epoch, total = 1000, 1000
 
     def __init__(self, size: int, batch: int) -> None:
         pixels = torch.randint(0, 256, (batch, size, size, 3), generator=torch.Generator().manual_seed(0))

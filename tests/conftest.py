@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from PIL import Image
 
@@ -69,4 +70,34 @@ def toy_images(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "splits": splits,
     }
     store.write_card(folder, {**card, "mean": [0.5] * 3, "std": [0.2] * 3, "skipped": []})
+    return folder
+
+
+@pytest.fixture(scope="session")
+def million(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A prepared dataset of as many rows as ImageNet has, in as many shards: the same little picture each time."""
+    folder = tmp_path_factory.mktemp("million") / "million"
+    (folder / "train").mkdir(parents=True)
+    file = BytesIO()
+    Image.fromarray(np.arange(48, dtype=np.uint8).reshape(4, 4, 3)).save(file, "PNG")
+    columns = store.COLUMNS["images"]
+    schema = pa.schema([pa.field(name, kind, nullable=False) for name, kind in columns.items()])
+    rows, shards = 1_281_167, 550
+    ends = [rows * shard // shards for shard in range(shards + 1)]
+    for shard, (start, stop) in enumerate(zip(ends[:-1], ends[1:], strict=True)):
+        numbers = np.arange(start, stop)
+        values = {
+            "path": [f"train/n{n // 1300:08d}/{n:08d}.JPEG" for n in numbers],
+            "image": [file.getvalue()] * len(numbers),
+        }
+        values |= {"label": numbers // 1300, "holdout": np.linspace(0, 1, len(numbers))}
+        arrays = [pa.array(values[name], kind) for name, kind in columns.items()]
+        with (
+            pa.OSFile(str(folder / f"train/shard-{shard:05d}.arrow"), "wb") as sink,
+            pa.ipc.new_file(sink, schema) as out,
+        ):
+            out.write_batch(pa.record_batch(arrays, schema=schema))
+    splits = {"train": {"count": rows, "shards": shards, "content": "0" * 64}}
+    card = {"name": "toy", "kind": "images", "format": "image_folder", "classes": [str(n) for n in range(1000)]}
+    store.write_card(folder, {**card, "splits": splits, "mean": [0.5] * 3, "std": [0.2] * 3, "skipped": []})
     return folder

@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, Dataset
 from components.finetune.augment import Augment
 from components.finetune.contract import FinetuneInputs, FinetuneParams, FinetuningParams
 from components.images import decoding
+from components.images.loading import alive, loader
 from components.images.store import Store
 from components.images.subset import read_list
 from components.images.transforms import square
@@ -119,7 +120,8 @@ class Batches:
 
     def epochs(self, start: int, stop: int) -> Iterator[tuple[Tensor, Tensor]]:
         """The batches of epochs `start` … `stop`-1 on end: uint8 pixels [B, H, W, 3] and labels [B]."""
-        yield from _loader(self._crops, self._params, batch_sampler=_Order(self, range(start, stop)))
+        loading = _loader(self._crops, self._params, batch_sampler=_Order(self, range(start, stop)))
+        yield from alive(loading, "workers")
 
 
 class _Order:
@@ -139,7 +141,4 @@ def views(part: Part, params: FinetuneParams, finetuning: FinetuningParams) -> D
 
 
 def _loader(dataset: Dataset[Any], params: FinetuneParams, **how: Any) -> DataLoader[Any]:
-    """Workers are fresh processes: a copy of this one, with its threads and its GPU, could hang."""
-    if params.workers:
-        how |= {"multiprocessing_context": "spawn", "persistent_workers": True}
-    return DataLoader(dataset, num_workers=params.workers, pin_memory=params.device == "gpu", **how)
+    return loader(dataset, params.workers, params.device == "gpu", **how)

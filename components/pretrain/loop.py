@@ -61,7 +61,7 @@ class Trainer:
         self.target = None if params.objective.name == "mae" else target_encoder(self.model.encoder)
         self.wrapped = wrap(self.model)
         self.grid: Size = patch_grid(params.encoder.image_size, params.encoder.patch_size)
-        self.steps = params.optimisation.epochs * batches.steps_per_epoch
+        self.steps = batches.total
         rates = params.optimisation
         self.adamw = optimizer(self.model, rates.lr, rates.weight_decay, rates.beta2, rates.decay_A)
         self.lr, self.weight_decay, self.momentum = 0.0, 0.0, 1.0
@@ -187,7 +187,7 @@ class Trainer:
 
     def _forward(self, batch: Batch) -> tuple[Tensor, Tensor, Masks, objectives.Targets]:
         params, step = self.params, self.step
-        images = normalise(batch.pixels.to(self.device))
+        images = normalise(batch.pixels.to(self.device, non_blocking=True))
         chosen = masks.sample(params.seed, step, batch.places, self.grid, params.masks).to(self.device)
         widths = params.encoder.width, params.predictor.width
         noise = draw_noise(params.stop, params.seed, step, batch.places, chosen, *widths)

@@ -64,7 +64,7 @@ def panels(params: PretrainParams, store: Store) -> Iterator[Panels]:
     size, grid = params.encoder.image_size, patch_grid(params.encoder.image_size, params.encoder.patch_size)
     # A worker's pixels depend on places only, so one of many workers decodes the first few crops of any batch size.
     world = max(1, params.optimisation.global_batch_size // IMAGES)
-    (batch,) = Batches(params, store, rank=0, world=world).steps(0, 1)
+    batch = Batches(params, store, rank=0, world=world).batch(0)
     chosen, side = masks_of_first(params), patch_side(size, grid)
     larger = side * grid.h >= size
     resampling = Image.Resampling.NEAREST if larger else Image.Resampling.BOX

@@ -48,7 +48,7 @@ def run(params: PretrainParams, inputs: PretrainInputs, outputs: PretrainOutputs
     """Trains, or continues this very work where it stopped, and exports the target encoder and the predictor."""
     store = Store(inputs.dataset, "train")
     batches = Batches(params, store, rank=0, world=params.scale.workers)
-    steps = params.optimisation.epochs * batches.steps_per_epoch
+    steps = batches.total
     start = build(params, inputs.init)  # an encoder that doesn't fit is told before any work
     if start.report:
         progress.show("\n".join(start.report.lines()))

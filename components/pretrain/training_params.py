@@ -124,9 +124,25 @@ class Scale(Params):
     workers: int = Field(ge=1, le=4096, description="Training processes; global_batch_size is split evenly among them.")
     device: Literal["cpu", "gpu"] = Field(description="What each worker computes on; gpu gives every worker one GPU.")
     cpus_per_worker: int = Field(ge=1, le=256, description="CPU cores (and torch threads) of each worker.")
+    loaders: int = Field(
+        ge=0,
+        le=256,
+        description="Processes of each worker that decode and augment images ahead of it, of its cpus_per_worker: as many on a GPU, which "
+        "only waits for them. Each keeps two of the worker's batches in shared memory (/dev/shm). 0 decodes in the worker itself, best "
+        "on a CPU.",
+    )
     precision: Literal["fp32", "bf16"] = Field(
         description="bf16 halves memory and time on recent GPUs; use fp32 on a CPU."
     )
     activation_checkpointing: bool = Field(
         description="Keeps no activations inside layers but computes them again: much less memory, a third more time."
     )
+
+    @model_validator(mode="after")
+    def _have_cores(self) -> Self:
+        if self.loaders > self.cpus_per_worker:
+            raise ValueError(
+                f"loaders is {self.loaders} and cpus_per_worker {self.cpus_per_worker}; each loader needs a core of its own: lower it to "
+                f"at most {self.cpus_per_worker}, or raise cpus_per_worker"
+            )
+        return self

@@ -7,9 +7,7 @@ written under another name and renamed when it is complete, by one process at a 
 import hashlib
 import os
 import warnings
-from collections import deque
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
@@ -22,8 +20,9 @@ from torch import Tensor
 
 from components import progress
 from components.images import decoding
+from components.images.loading import threaded
 from components.images.store import Store
-from components.images.transforms import Pixels, View, normalise
+from components.images.transforms import View, normalise
 from components.mim.encoder import VisionEncoder
 from components.probe.dataset import Part, Subject
 from components.stage import atomic, code, digest
@@ -140,32 +139,13 @@ def _fill(file: BinaryIO, subject: Subject, part: Part, view: View, layers: int,
     # Written and not mapped: a disk that is full raises an error here, and ends the process without a word there.
     meter = progress.Meter(label, len(part.rows), "images")
     plan = (part.rows[start : start + batch_size] for start in range(0, len(part.rows), batch_size))
-    for rows, pixels in decoded(plan, lambda rows: lambda i: view(decoding.pixels(part.store, int(rows[i])))):
+    for rows, pixels in threaded(
+        plan, lambda rows: lambda i: view(decoding.pixels(part.store, int(rows[i]))), DECODERS
+    ):
         features = encode(subject.encoder, pixels, layers)
         check_finite(features, subject, part.store, rows)
         file.write(np.ascontiguousarray(features.cpu().numpy()).data)
         meter.advance(len(rows))
-
-
-def decoded(
-    plan: Iterator[NDArray[np.int64]], reader: Callable[[NDArray[np.int64]], Callable[[int], Pixels]]
-) -> Iterator[tuple[NDArray[np.int64], Tensor]]:
-    """Rows and uint8 pixels [B, H, W, 3] of each batch of `plan`, read by threads while the one before is worked on.
-
-    `reader` makes of a batch's rows what gives the pixels of its i-th image.
-    """
-    with ThreadPoolExecutor(DECODERS) as pool:
-        ahead: deque[tuple[NDArray[np.int64], Iterator[Pixels]]] = deque()
-        for rows in plan:
-            ahead.append((rows, pool.map(reader(rows), range(len(rows)))))
-            if len(ahead) > 1:
-                yield _stacked(*ahead.popleft())
-        while ahead:
-            yield _stacked(*ahead.popleft())
-
-
-def _stacked(rows: NDArray[np.int64], pixels: Iterator[Pixels]) -> tuple[NDArray[np.int64], Tensor]:
-    return rows, torch.from_numpy(np.stack(list(pixels)))
 
 
 def check_finite(features_BW: Tensor, subject: Subject, store: Store, rows: NDArray[np.int64]) -> None:

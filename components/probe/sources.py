@@ -10,10 +10,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from components.images import decoding
+from components.images.loading import threaded
 from components.images.transforms import Pixels, crop_draws, random_crop
 from components.mim import keys
 from components.probe.dataset import Part, Subject
-from components.probe.extraction import CODE, Features, check_finite, columns, decoded, encode, tensor
+from components.probe.extraction import CODE, DECODERS, Features, check_finite, columns, encode, tensor
 from components.probe.grid import Step
 from components.stage import code, digest
 
@@ -84,7 +85,7 @@ class Augmented:
         def reader(batch: NDArray[np.int64]) -> Callable[[int], Pixels]:
             return partial(_crop, self._part, batch, crop_draws(self._seed, epochs[-1], batch), self._crop)
 
-        for batch, pixels in decoded(rows(), reader):
+        for batch, pixels in threaded(rows(), reader, DECODERS):
             matrix = torch.cat(
                 [encode(self._subject.encoder, x, self._layers) for x in torch.split(pixels, self._at_once)]
             )

@@ -38,7 +38,7 @@ def tiny() -> dict[str, Any]:
         },
         "collapse": {"action": "warn", "effective_rank_floor": 0.0, "feature_std_floor": 0.0, "patience": 2},
         "scale": {
-            "workers": 1, "device": "cpu", "cpus_per_worker": 1, "precision": "fp32", "activation_checkpointing": False,
+            "workers": 1, "device": "cpu", "cpus_per_worker": 1, "loaders": 0, "precision": "fp32", "activation_checkpointing": False,
         },
         "log_every": 1,
         "checkpoint_every": 2,

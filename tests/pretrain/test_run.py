@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -116,7 +117,8 @@ def test_a_state_that_does_not_fit_is_not_gone_on_from(
 
 
 def test_two_workers_learn_what_one_learns(once: Path, tmp_path: Path, tiny: dict[str, Any], toy_images: Path) -> None:
-    tiny["scale"]["workers"] = 2
+    """Each with a process that decodes for it."""
+    tiny["scale"] |= {"workers": 2, "loaders": 1}
     done = pretrain(tmp_path / "two", tiny, toy_images)
     assert done.returncode == 0, done.stderr
     numbers = [json.loads((folder / "metrics.json").read_text()) for folder in (once, tmp_path / "two")]
@@ -125,6 +127,22 @@ def test_two_workers_learn_what_one_learns(once: Path, tmp_path: Path, tiny: dic
     one, two = load_file(once / "encoder.safetensors"), load_file(tmp_path / "two" / "encoder.safetensors")
     for name, tensor in one.items():
         torch.testing.assert_close(two[name], tensor, rtol=1e-4, atol=1e-5, msg=lambda text, n=name: f"{n}: {text}")
+
+
+def test_an_image_that_breaks_in_a_process_of_a_worker_is_told_in_one_line(
+    tmp_path: Path, tiny: dict[str, Any], toy_images: Path
+) -> None:
+    """A byte of the shard's middle image is changed behind the back of its hash: PNG's checksum finds it."""
+    shutil.copytree(toy_images, tmp_path / "toy")
+    shard = tmp_path / "toy/train/shard-00000.arrow"
+    data = bytearray(shard.read_bytes())
+    data[data.index(Store(toy_images, "train").bytes(24)) + 60] ^= 255
+    shard.write_bytes(data)
+    tiny["scale"] |= {"loaders": 1}
+    done = pretrain(tmp_path / "run", tiny, tmp_path / "toy")
+    assert done.returncode == 2, done.stderr
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert "row 24 of split 'train' of dataset 'toy'" in line and "cannot be decoded" in line
 
 
 def test_more_cpus_than_there_are_is_refused_at_once(tmp_path: Path, tiny: dict[str, Any], toy_images: Path) -> None:
