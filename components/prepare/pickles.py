@@ -27,7 +27,7 @@ def load(data: bytes, where: str) -> Any:
 class Array:
     """Stands for numpy.ndarray while it is read; `values` are its numbers."""
 
-    values: NDArray[np.uint8]
+    values: NDArray[np.uint8] = np.empty(0, np.uint8)
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
         version, shape, dtype, by_columns, data = state

@@ -9,6 +9,7 @@ import hashlib
 import os
 from collections import defaultdict
 from collections.abc import Iterable
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -70,6 +71,25 @@ def find_root(tree: Tree, inner: str, marker: str) -> Tree | None:
     if marker in tree.folders:
         return tree
     return tree.under(inner) if f"{inner}/{marker}" in tree.folders else None
+
+
+def there(tree: Tree, names: list[str], where: str) -> None:
+    """Raises ValueError when some of the files that the list `where` names are not in the tree."""
+    lacks = [name for name in names if name not in tree.entries]
+    if lacks:
+        raise ValueError(
+            f"{len(lacks)} of the {len(names)} images that {where!r} names are no files; the first is {tree.where(lacks[0])!r}: "
+            "complete the copy"
+        )
+
+
+def in_order(items: list[Item], where: str) -> list[Item]:
+    """Sorted by path. Raises ValueError when the list `where` names an image twice."""
+    ordered = sorted(items, key=lambda each: each.path)
+    twice = next((one.path for one, other in pairwise(ordered) if one.path == other.path), None)
+    if twice is not None:
+        raise ValueError(f"{where!r} has image {twice!r} twice; an image has one class: remove the other")
+    return ordered
 
 
 def train_first(names: Iterable[str]) -> list[str]:

@@ -16,7 +16,7 @@ def read(tree: Tree) -> Listing:
 
     Raises ValueError for an empty class folder, for images beside class folders, and for a class that `train` lacks.
     """
-    tree = _unwrapped(tree)
+    tree = unwrapped(tree)
     folders = sorted(name for name in tree.folders if "/" not in name)
     if not any(name in folders for name in KNOWN_SPLITS):  # else class folders would be taken for splits
         found = ", ".join(folders) or "none"
@@ -40,11 +40,11 @@ def read(tree: Tree) -> Listing:
     return Listing(tree.files, "images", classes, splits, tree.stamp)
 
 
-def _unwrapped(tree: Tree) -> Tree:
+def unwrapped(tree: Tree) -> Tree:
     """The tree below folders that hold nothing else, such as the one that an archive was packed from."""
     tops = {name for name in tree.folders if "/" not in name}
     if len(tops) == 1 and not tops & set(KNOWN_SPLITS) and all("/" in name for name in tree.entries):
-        return _unwrapped(tree.under(*tops))
+        return unwrapped(tree.under(*tops))
     return tree
 
 
