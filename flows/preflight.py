@@ -88,8 +88,8 @@ def check_raw(root: Path, prepare: Mapping[str, Any], links: Collection[Path] = 
     if absent:
         raise ValueError(
             "\n".join(absent)
-            + "\nPut or link it there, as in `ln -s FOLDER data/raw/NAME`, or give the folder that holds it: "
-            "make run PRESET=… DATA=FOLDER. docs/datasets.md says where to get it. Nothing was changed"
+            + "\ndocs/datasets.md says where to get it. Put or link it there, as in `ln -s FOLDER data/raw/NAME`, or give the folder that "
+            "holds it: make run PRESET=… DATA=FOLDER. Nothing was changed"
         )
 
 
