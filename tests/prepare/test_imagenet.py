@@ -18,6 +18,8 @@ from components.prepare.readers import Listing
 from components.prepare.readers.imagenet import read
 from components.prepare.tree import grow
 
+from .test_run import digests, prepare
+
 # The devkit's order is not that of WordNet ids, and synsets that are no classes stand among the others.
 SYNSETS = [
     (1, "n02105855", "Shetland sheepdog, Shetland", 0),
@@ -126,6 +128,11 @@ def packed(folder: Path) -> Path:
     return Path(shutil.make_archive(str(folder / "imagenet"), "gztar", folder / "unpacked"))
 
 
+def zipped(folder: Path) -> Path:
+    kaggle(folder / "unpacked")
+    return Path(shutil.make_archive(str(folder / "imagenet-object-localization-challenge"), "zip", folder / "unpacked"))
+
+
 def listed(folder: Path) -> Listing:
     return read(grow(folder, folder.parent / "scratch"))
 
@@ -137,7 +144,7 @@ def content(listing: Listing) -> dict[str, list[tuple[str, dict[str, Any], str, 
     }
 
 
-FORMS = [nested, wrapped, flat, kaggle, downloaded, packed]
+FORMS = [nested, wrapped, flat, kaggle, downloaded, packed, zipped]
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -167,6 +174,14 @@ def test_torchvision_unpacks_the_archives_to_the_same_labels(tmp_path: Path, mon
         assert [(str(folder / each.path), each.values["label"]) for each in ours.splits[split]] == theirs.imgs
         assert ImageFolder(folder / split).imgs == theirs.imgs
     assert content(listed(folder)) == content(ours)  # the archives lie beside what is unpacked from them
+
+
+def test_every_form_is_prepared_to_the_same_bytes(tmp_path: Path) -> None:
+    for form in (nested, downloaded, zipped):
+        metrics = prepare(form(tmp_path / form.__name__ / "raw"), tmp_path / form.__name__ / "out", "imagenet")
+        assert (metrics.images, metrics.classes) == (len(NESTED), 4)
+    prepared = [digests(tmp_path / form.__name__ / "out") for form in (nested, downloaded, zipped)]
+    assert prepared[0] == prepared[1] == prepared[2]
 
 
 def test_an_image_of_the_class_archives_is_found_for_a_person(tmp_path: Path) -> None:
