@@ -8,9 +8,9 @@ from torchvision.io import ImageReadMode, decode_jpeg
 
 from components.images import store
 
-JPEG = b"\xff\xd8\xff"
-TURNED = (b"Exif\0\0", b"tiff:Orientation")
-"""What a JPEG may hold that says how it is to be turned; Pillow reads both, torchvision EXIF alone and damaged EXIF otherwise."""
+APP1, SCAN = 0xE1, 0xDA
+"""Markers: the segment of EXIF and XMP, either of which may say how a picture is to be turned; where the header ends."""
+ORIENTATION = 0x0112
 
 
 def decode(data: bytes | memoryview) -> Tensor:
@@ -19,7 +19,7 @@ def decode(data: bytes | memoryview) -> Tensor:
     The channels lie together in memory, as decoders write them and resizing reads them fastest. Raises ValueError, naming no file.
     """
     copied = bytearray(data)  # a memory map is read-only, which tensors don't know
-    if copied.startswith(JPEG) and not any(mark in copied for mark in TURNED):
+    if _is_upright_jpeg(copied):
         try:
             pixels: Tensor = decode_jpeg(torch.frombuffer(copied, dtype=torch.uint8), ImageReadMode.UNCHANGED)
         except RuntimeError:  # Pillow has the last word, and says what is wrong
@@ -28,6 +28,21 @@ def decode(data: bytes | memoryview) -> Tensor:
             if len(pixels) in (1, 3):  # 4 are CMYK
                 return pixels.expand(3, -1, -1)
     return of_picture(store.decode(data))
+
+
+def _is_upright_jpeg(data: bytearray) -> bool:
+    """Whether it is a JPEG that nothing turns. Pillow reads EXIF and XMP where there are any, for torchvision reads them otherwise."""
+    place = 2
+    while data.startswith(b"\xff", place) and place + 4 <= len(data):
+        if data[place + 1] == SCAN:
+            return data.startswith(b"\xff\xd8")
+        if data[place + 1] == APP1:
+            try:
+                return store.opened(data).getexif().get(ORIENTATION) not in range(2, 9)
+            except store.BROKEN:
+                return False
+        place += 2 + int.from_bytes(data[place + 2 : place + 4], "big")
+    return False
 
 
 def of_picture(picture: Image.Image) -> Tensor:

@@ -51,21 +51,22 @@ def decode(data: bytes | memoryview, others: tuple[str, ...] = ()) -> Image.Imag
             raise ValueError(f"its pixels have mode {image.mode}; 8 or 16 bits a channel are read")
         ImageOps.exif_transpose(image, in_place=True)
         return image if image.mode == "RGB" else image.convert("RGB")
-    except _BROKEN as error:
+    except BROKEN as error:
         raise ValueError(str(error)) from error
 
 
-def opened(data: bytes | memoryview, others: tuple[str, ...] = ()) -> Image.Image:
+def opened(data: bytes | bytearray | memoryview, others: tuple[str, ...] = ()) -> Image.Image:
     """The picture with its header read and no pixel yet. Raises ValueError as `decode` does."""
     try:
         return Image.open(BytesIO(data), formats=(*FORMATS, *others))
     except UnidentifiedImageError:  # its text holds a memory address, which has no place in a card
         raise ValueError("it is neither JPEG nor PNG" if data else "it is empty") from None
-    except _BROKEN as error:
+    except BROKEN as error:
         raise ValueError(str(error)) from error
 
 
-_BROKEN = (OSError, SyntaxError, EOFError, struct.error, Image.DecompressionBombError)
+BROKEN = (OSError, SyntaxError, EOFError, struct.error, Image.DecompressionBombError)
+"""What Pillow raises for a file that is."""
 
 
 def hold(path: str) -> float:

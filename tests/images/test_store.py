@@ -2,7 +2,9 @@
 
 import hashlib
 import json
+import os
 import pickle
+import time
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -203,3 +205,37 @@ def test_a_path_is_held_out_whatever_stands_beside_it() -> None:
     assert 0.085 < mask.mean() < 0.115
     # `printf train/dog/000NN.jpg | sha256sum` starts below 0x1999… for these: the choice may never move.
     assert [int(i) for i in np.flatnonzero(mask)[:4]] == [10, 13, 15, 23]
+
+
+def test_as_many_rows_as_imagenet_open_at_once_and_hold_no_file_open(million: Path) -> None:
+    """The processor's own time: other work on the machine doesn't count. Labels and an epoch's order are part of a start."""
+    files, start = len(os.listdir("/proc/self/fd")), time.process_time()
+    store = Store(million, "train")
+    labels, order = store.column("label"), np.random.default_rng(0).permutation(len(store))
+    first = store.view(int(order[0]))
+    assert time.process_time() - start < 2
+    assert len(os.listdir("/proc/self/fd")) == files  # of 550 shards
+    assert len(store) == len(labels) == 1_281_167 and len(pickle.dumps(store)) < 1000
+    assert store.image(int(order[0])).size == (4, 4) and first == store.view(1_281_166)
+    np.testing.assert_array_equal(labels[[0, 1299, 1300, 1_281_166]], [0, 0, 1, 985])
+
+
+@pytest.mark.parametrize(
+    ("harm", "message"),
+    [
+        (lambda path: path.unlink(), r"shard '.*shard-00001.arrow' cannot be read: .*prepare the dataset again"),
+        (
+            lambda path: path.write_bytes(path.read_bytes()[:-40]),
+            r"shard '.*shard-00001.arrow' cannot be read: .*again",
+        ),
+        (
+            lambda path: path.write_bytes(path.with_name("shard-00000.arrow").read_bytes()),
+            r"the shards of split 'train' in '.*' hold 4 rows, but its card counts 3; .*again",
+        ),
+    ],
+)
+def test_a_missing_cut_or_foreign_shard_is_named(tmp_path: Path, harm: Any, message: str) -> None:
+    folder = dataset(tmp_path / "d", "images", {"train": image_rows(3, size=400_000)})
+    harm(folder / "train/shard-00001.arrow")
+    with pytest.raises(ValueError, match=message):
+        Store(folder, "train")
