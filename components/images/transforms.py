@@ -20,11 +20,11 @@ Pixels = NDArray[np.uint8]
 
 
 def normalise(pixels_BHWC: Pixels | Tensor) -> Tensor:
-    """float32 [B, C, H, W] from uint8 pixels, on their device."""
+    """[B, C, H, W] in torch's default type, float32, from uint8 pixels, on their device."""
     pixels_BCHW = torch.as_tensor(pixels_BHWC).permute(0, 3, 1, 2)
     mean, std = (torch.tensor(values, device=pixels_BCHW.device)[:, None, None] * 255.0 for values in (MEAN, STD))
     # One pass that converts and turns, two in place: on a CPU six times faster than turning floats at the end.
-    return pixels_BCHW.to(torch.float32, memory_format=torch.contiguous_format).sub_(mean).div_(std)
+    return pixels_BCHW.to(mean.dtype, memory_format=torch.contiguous_format).sub_(mean).div_(std)
 
 
 def direct_resize(image_CHW: Tensor, height: int, width: int) -> Pixels:
