@@ -1,13 +1,18 @@
 """What raw files are read from, in place: folders, zip and tar archives. Picklable, so that every process opens its own."""
 
+import lzma
 import os
+import struct
 import threading
 import zipfile
+import zlib
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 LARGEST = 2**30
 """Bytes of a file beyond which it is no image; what claims more is not read into memory."""
+DAMAGE = (zipfile.BadZipFile, EOFError, zlib.error, lzma.LZMAError, RuntimeError, ArithmeticError, struct.error)
+"""What zipfile raises for a damaged archive, and for a way of packing that it does not know."""
 
 
 class Entry(NamedTuple):
@@ -102,11 +107,16 @@ class Zip(_Opened):
         return zipfile.ZipFile(self.path)
 
     def read(self, entry: Entry) -> bytes:
-        """The member unpacked."""
+        """The member unpacked, never more than the bytes it claims, however many it would unpack to."""
         try:
-            data: bytes = self._opened().read(entry.name)
-        except (zipfile.BadZipFile, EOFError) as error:
+            with self._opened().open(entry.name) as member:
+                data: bytes = member.read(entry.size)
+        except (*DAMAGE, OSError) as error:
+            if isinstance(error, OSError) and error.errno:  # of the disk; bz2's own has no number
+                raise
             raise ValueError(f"the archive is damaged there: {error}") from error
+        if len(data) < entry.size:
+            raise ValueError(f"the archive is damaged there: {len(data)} of {entry.size} bytes")
         return data
 
 

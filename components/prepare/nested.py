@@ -3,8 +3,9 @@
 from pathlib import Path, PurePosixPath
 
 from components import progress
+from components.prepare.archives import tar_members
 from components.prepare.holders import Entry, Tar
-from components.prepare.tree import Tree, tar_members
+from components.prepare.tree import Tree
 
 
 def opened(tree: Tree, archives: dict[str, str]) -> Tree:
