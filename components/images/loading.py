@@ -1,10 +1,12 @@
 """Images decoded ahead of what consumes them: by threads of this process, or by processes of their own."""
 
+import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
 from multiprocessing.context import BaseContext
+from threading import Thread
 from typing import Any
 
 import numpy as np
@@ -47,6 +49,7 @@ def loader(dataset: Dataset[Any], processes: int, gpu: bool, **how: Any) -> Data
     """
     if processes:
         how |= {"multiprocessing_context": _server(type(dataset).__module__), "persistent_workers": True}
+        how["worker_init_fn"] = _end_with_consumer
     # Its own generator, since a loader draws a seed from torch's global one, though nothing here uses it.
     return DataLoader(dataset, num_workers=processes, pin_memory=gpu, generator=torch.Generator(), **how)
 
@@ -59,6 +62,21 @@ def _server(module: str) -> BaseContext:
     context = get_context("forkserver")
     context.set_forkserver_preload(["__main__", module])
     return context
+
+
+def _end_with_consumer(_: int) -> None:
+    """In a process that decodes: it ends when the one it decodes for does, killed or not.
+
+    torch watches the parent, which is the server; and the server lives as long as one of its forks.
+    """
+    Thread(target=_wait_and_end, daemon=True).start()
+
+
+def _wait_and_end() -> None:
+    consumer = parent_process()
+    assert consumer is not None
+    consumer.join()
+    os._exit(1)
 
 
 def alive(batches: Iterable[Any], field: str) -> Iterator[Any]:

@@ -1,7 +1,10 @@
 """Who sees which image when, in whatever process it is decoded."""
 
 import copy
+import json
 import pickle
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -175,6 +178,31 @@ def test_a_process_that_is_killed_is_an_error_and_no_standstill(tiny: dict[str, 
             pass
 
 
+def test_processes_end_with_one_that_is_killed(tiny: dict[str, Any], toy_images: Path) -> None:
+    """As Ray kills a worker whose neighbour failed; their server and its helper go as well."""
+    tiny["optimisation"] |= {"epochs": 500}
+    tiny["scale"] |= {"cpus_per_worker": 2, "loaders": 2}
+    program = (
+        "import json, sys, pathlib\n"
+        "from components.images.store import Store\n"
+        "from components.pretrain.batches import Batches\n"
+        "from components.pretrain.contract import PretrainParams\n"
+        "params, folder = PretrainParams(**json.loads(sys.argv[1])), pathlib.Path(sys.argv[2])\n"
+        "run = Batches(params, Store(folder, 'train'), 0, 1)\n"
+        "steps = run.steps(0, run.total)\n"
+        "next(steps)\n"
+        "print('trains', flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+    command = [sys.executable, "-c", program, json.dumps(tiny), str(toy_images)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as trainer:
+        assert trainer.stdout is not None and trainer.stdout.readline() == "trains\n"
+        others = psutil.Process(trainer.pid).children(recursive=True)
+        assert len(others) >= 3  # the server and two that decode
+        trainer.kill()
+    assert not psutil.wait_procs(others, timeout=30)[1]
+
+
 def test_what_a_process_is_sent_and_holds_does_not_grow_with_the_dataset(
     tiny: dict[str, Any], toy_images: Path, million: Path
 ) -> None:
@@ -192,7 +220,6 @@ def test_what_a_process_is_sent_and_holds_does_not_grow_with_the_dataset(
         held.append({line.split()[0]: int(line.split()[1]) for line in text.splitlines()[1:]}["Pss_Anon:"] / 1024)
         steps.close()
         psutil.wait_procs([process], timeout=30)
-    print(held)
     assert abs(held[1] - held[0]) < 4
 
 

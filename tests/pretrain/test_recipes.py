@@ -33,7 +33,7 @@ def toy_size(chosen: dict[str, Any]) -> dict[str, Any]:
     epochs = min(chosen["optimisation"]["epochs"], 2)  # 0 passes an imported encoder on
     chosen["optimisation"] |= {"global_batch_size": 8, "epochs": epochs, "warmup_epochs": epochs / 2}
     chosen["optimisation"]["hold_after"] = min(chosen["optimisation"]["hold_after"], 1.5)
-    chosen["scale"] |= {"workers": 1, "device": "cpu", "precision": "fp32"}
+    chosen["scale"] |= {"workers": 1, "device": "cpu", "loaders": 0, "precision": "fp32"}
     chosen["objective"]["target_layers"] = min(chosen["objective"]["target_layers"], 2)
     chosen["masks"]["min_context"] = min(chosen["masks"]["min_context"], 10)
     return chosen
