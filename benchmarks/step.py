@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -64,11 +64,14 @@ class Measured(NamedTuple):
     losses: list[float]
 
 
-def trainer(size: str, batch: int, device: str, precision: str) -> Trainer:
-    """One worker's trainer, with the reference's masks: all target blocks of a step are of one size there."""
+def trainer(shape: dict[str, Any], batch: int, device: str, precision: str) -> Trainer:
+    """One worker's trainer, with the reference's masks: all target blocks of a step are of one size there.
+
+    `shape` holds what differs from params/pretrain.yaml in the sections `encoder` and `predictor`.
+    """
     with (ROOT / "params/pretrain.yaml").open(encoding="utf-8") as file:
         values = yaml.safe_load(file)
-    for section, chosen in SIZES[size].items():
+    for section, chosen in shape.items():
         values[section] |= chosen
     values |= {"weight_init": "fixed"}
     values["collapse"] |= {"effective_rank_floor": 0.0}  # no rule for so few images
@@ -102,16 +105,23 @@ def ours(one: Trainer, noise_std: float = 0.25) -> Callable[[], float]:
     return step
 
 
-def textbook(one: Trainer) -> Callable[[], float]:
-    """The peer's step from the weights of `one`, which it leaves alone; masks and noise are drawn as there."""
+def peer_of(one: Trainer) -> Step:
+    """The textbook's model with the weights that `one` started from."""
     encoder, predictor = one.params.encoder, one.params.predictor
     shape = encoder.patch_size, encoder.width, encoder.layers, encoder.heads
-    trained, target = Encoder(*shape).to(one.device), Encoder(*shape).to(one.device)
-    narrow = Predictor(encoder.width, predictor.width, predictor.layers, predictor.heads).to(one.device)
+    with one.device:  # where its first weights, which are overwritten, cost no time
+        trained, target = Encoder(*shape), Encoder(*shape)
+        narrow = Predictor(encoder.width, predictor.width, predictor.layers, predictor.heads)
     trained.load_state_dict(one.model.encoder.state_dict())
     target.load_state_dict(one.model.encoder.state_dict())
     narrow.load_state_dict(one.model.predictor.state_dict())
-    peer = Step(trained, narrow, target, 0.0, 0.0)
+    return Step(trained, narrow, target, 0.0, 0.0)
+
+
+def textbook(one: Trainer, peer: Step, noise_std: float = 0.25) -> Callable[[], float]:
+    """The peer's step, which leaves the weights of `one` alone; masks and noise are drawn as there."""
+    encoder, predictor = one.params.encoder, one.params.predictor
+    stop = one.params.stop.model_copy(update={"noise_std": noise_std})
     mirror = copy.copy(one)  # its step counter and rates, not its weights
     mirror.adamw = peer.adamw
     del mirror.model, mirror.wrapped, mirror.target
@@ -123,29 +133,37 @@ def textbook(one: Trainer) -> Callable[[], float]:
         images = ((batch.pixels.to(one.device).float() - mean) / std).permute(0, 3, 1, 2).contiguous()
         places = batch.places
         drawn = masks.sample(one.params.seed, mirror.step, places, one.grid, one.params.masks).to(one.device)
-        widths = encoder.width, predictor.width
-        noise = draw_noise(one.params.stop, one.params.seed, mirror.step, places, drawn, *widths)
+        noise = draw_noise(stop, one.params.seed, mirror.step, places, drawn, encoder.width, predictor.width)
         bf16 = one.params.scale.precision == "bf16"
-        strays = noise.masked if noise and noise.masked else []
+        if noise and noise.masked:
+            strays = noise.masked
+        else:
+            strays = [torch.zeros(*block.shape, encoder.width, device=one.device) for block in drawn.targets]
         return peer(images, drawn.context_BK, drawn.targets, strays, mirror.momentum, bf16)
 
-    step.peer = peer  # type: ignore[attr-defined]
     return step
 
 
-def assert_equal(one: Trainer, other: Callable[[], float], steps: int, precision: str) -> None:
-    """The same losses and, in fp32, the same weights after `steps` steps."""
-    mine, tolerance = ours(one), 1e-4 if precision == "fp32" else 2e-2
-    for _ in range(steps):
+Pairs = Sequence[tuple[Callable[[], float], Callable[[], float]]]
+
+
+def assert_equal(one: Trainer, peer: Step, pairs: Pairs, precision: str) -> tuple[float, float]:
+    """The same losses in each pair of steps, ours and the textbook's, taken in turn and, in fp32, the same weights after all.
+
+    Returns the last losses.
+    """
+    tolerance = 1e-4 if precision == "fp32" else 2e-2
+    for mine, other in pairs:
         a, b = mine(), other()
         assert abs(a - b) <= tolerance * abs(b), (a, b)
     if precision == "fp32":
-        peer = other.peer  # type: ignore[attr-defined]
         for name, module in (("encoder", peer.encoder), ("predictor", peer.predictor)):
-            for key, tensor in module.state_dict().items():
-                own = getattr(one.model, name).state_dict()[key]
+            ours_by_name = dict(getattr(one.model, name).named_parameters())
+            for key, tensor in module.named_parameters():
+                own = ours_by_name[key]
                 torch.testing.assert_close(own, tensor, rtol=1e-3, atol=2e-5, msg=lambda text, k=key: f"{k}: {text}")
-    print(f"equal outputs: {steps} steps, last loss {a:.6f} against {b:.6f}", flush=True)
+    print(f"equal outputs: {len(pairs)} steps, last loss {a:.6f} against {b:.6f}", flush=True)
+    return a, b
 
 
 def timed(step: Callable[[], float], device: str) -> float:
@@ -202,8 +220,8 @@ def peak(size: str, variant: str, options: argparse.Namespace) -> float:
 
 
 def measure_peak(size: str, variant: str, options: argparse.Namespace) -> None:
-    one = trainer(size, options.batch, options.device, options.precision)
-    step = textbook(one) if variant == "textbook" else ours(one, 0.0 if variant == "quiet" else 0.25)
+    one = trainer(SIZES[size], options.batch, options.device, options.precision)
+    step = textbook(one, peer_of(one)) if variant == "textbook" else ours(one, 0.0 if variant == "quiet" else 0.25)
     if variant == "textbook":
         del one.model, one.wrapped, one.target, one.adamw
     step()  # what is made once, such as the optimiser's moments
@@ -230,10 +248,10 @@ def allocated(step: Callable[[], float]) -> int:
 def report(size: str, options: argparse.Namespace) -> None:
     batch, device, precision = options.batch, options.device, options.precision
     print(f"\n{size}, batch {batch}, {precision}, {device}", flush=True)
-    one = trainer(size, batch, device, precision)
-    peer = textbook(one)
-    assert_equal(one, peer, 2, precision)
-    seconds = interleaved([ours(one), peer], options.pairs, device)
+    one = trainer(SIZES[size], batch, device, precision)
+    peer = peer_of(one)
+    assert_equal(one, peer, [(ours(one), textbook(one, peer))] * 2, precision)
+    seconds = interleaved([ours(one), textbook(one, peer)], options.pairs, device)
     print(f"  fastest step: ours {min(seconds[0]):.3f} s, textbook {min(seconds[1]):.3f} s")
     print(f"  textbook / ours, time: {ratio(seconds[1], seconds[0])}")
     del peer
