@@ -15,6 +15,8 @@ from components.prepare.uncompress import uncompressed
 IGNORED = re.compile(
     r"(^|/)(\.|__MACOSX(/|$))"
 )  # hidden files, DVC's own among them, and what macOS puts into archives
+DEEPEST = 4096
+"""Letters of a name; Linux takes no more. One of 65,535, folders in folders all of it, would take gigabytes of memory."""
 LONGEST = 2**20
 """Bytes of a tar's header with all that belongs to it; names and times need a few hundred."""
 BLOCK = 512
@@ -168,10 +170,12 @@ class _Part(io.RawIOBase):
 
 
 def _safe(path: Path, name: str) -> str:
-    """The name without `./` and a last `/`. Raises ValueError when it leads out of the archive."""
+    """The name without `./` and a last `/`. Raises ValueError when it leads out of the archive or has no end."""
     parts = [part for part in name.split("/") if part not in ("", ".")]
     if name.startswith("/") or ".." in parts or "\\" in name or "\0" in name or re.match(r"[A-Za-z]:", name):
         raise _refused(path, name, "leads out of the archive")
+    if len(name) > DEEPEST:
+        raise _refused(path, f"{name[:40]}…", f"has a name of {len(name)} letters")
     return "/".join(parts)
 
 

@@ -82,10 +82,12 @@ def grow(source: Path, scratch: Path) -> Tree:
     """
     growing = _Growing()
     if source.is_dir():
-        for archive in _add_folder(growing, source):
-            _add_archive(growing, source / archive, scratch)
+        archives = _add_folder(growing, source)
+        own = set(growing.entries) if archives else set()
+        for archive in archives:
+            _add_archive(growing, source / archive, scratch, own)
     else:
-        _add_archive(growing, source, scratch)
+        _add_archive(growing, source, scratch, set())
     return growing.tree(source)
 
 
@@ -144,11 +146,12 @@ def _size(entry: os.DirEntry[str]) -> tuple[int, int]:
     return status.st_size, status.st_mtime_ns
 
 
-def _add_archive(growing: _Growing, path: Path, scratch: Path) -> None:
+def _add_archive(growing: _Growing, path: Path, scratch: Path, own: set[str]) -> None:
+    """Adds its members, unless all its files are among `own`, those that lie in the folder itself: it was unpacked there."""
     holder, members, changed_ns = opened(path, scratch)
-    tops = {member.name.partition("/")[0] for member in members}
-    if members and tops <= growing.folders | growing.entries.keys():
-        return  # it lies beside what was unpacked from it
+    files = [member.name for member in members if member.size >= 0]
+    if files and own.issuperset(files):
+        return
     growing.holders.append(holder)
     for name, inner, start, size in members:
         growing.add_parents(name)

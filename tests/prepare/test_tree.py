@@ -21,7 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from components.prepare import uncompress
-from components.prepare.readers import printable
+from components.prepare.readers import image_folder, images, printable
 from components.prepare.tree import Tree, grow
 
 Contents = dict[str, bytes]
@@ -219,6 +219,31 @@ def test_what_is_not_there_is_named(tmp_path: Path) -> None:
     (tmp_path / "raw/a").unlink()
     with pytest.raises(ValueError, match=f"'{tmp_path}/raw/a' cannot be read: .*No such file"):
         tree.read("a")
+
+
+def test_an_archive_counts_for_nothing_only_where_all_of_it_was_unpacked(tmp_path: Path) -> None:
+    folder = tmp_path / "raw"
+    folder.mkdir()
+    for part in "ab":  # the same folder at their top: parts of one dataset
+        zipped(folder / f"{part}.zip", {f"photos/{part}.jpg": part.encode()})
+    assert held(grown(folder)) == {"photos/a.jpg": b"a", "photos/b.jpg": b"b"}
+    write(folder, {"photos/c.jpg": b"c"})
+    assert list(grown(folder).entries) == ["photos/a.jpg", "photos/b.jpg", "photos/c.jpg"]
+    write(folder, {"photos/a.jpg": b"mine", "photos/b.jpg": b"mine"})
+    assert held(grown(folder)) == {"photos/a.jpg": b"mine", "photos/b.jpg": b"mine", "photos/c.jpg": b"c"}
+    zipped(folder / "c.zip", {"photos/c.jpg": b"c", "photos/d.jpg": b"d"})
+    with pytest.raises(ValueError, match="c.zip' holds 'photos/c.jpg', which is there already; remove one of the two"):
+        grown(folder)
+
+
+def test_members_deeper_than_any_folder_are_refused(tmp_path: Path) -> None:
+    path = zipped(tmp_path / "a.zip", {"d/" * 20_000 + "x.jpg": b"1"})
+    with pytest.raises(ValueError, match="a.zip': member 'd/d/.*…' has a name of 40005 letters; no dataset needs that"):
+        grown(path)
+    path = zipped(tmp_path / "a.zip", {"d/" * 1_100 + "x.jpg": b"1"})
+    assert [each.path for each in images.read(grown(path)).splits["train"]] == ["train/x.jpg"]
+    with pytest.raises(ValueError, match="has no folder train, val, test"):
+        image_folder.read(grown(path))
 
 
 # Links, pipes and depth

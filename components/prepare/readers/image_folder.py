@@ -42,9 +42,11 @@ def read(tree: Tree) -> Listing:
 
 def unwrapped(tree: Tree) -> Tree:
     """The tree below folders that hold nothing else, such as the one that an archive was packed from."""
-    tops = {name for name in tree.folders if "/" not in name}
-    if len(tops) == 1 and not tops & set(KNOWN_SPLITS) and all("/" in name for name in tree.entries):
-        return unwrapped(tree.under(*tops))
+    while all("/" in name for name in tree.entries):
+        tops = {name for name in tree.folders if "/" not in name}
+        if len(tops) != 1 or tops & set(KNOWN_SPLITS):
+            break
+        tree = tree.under(*tops)
     return tree
 
 

@@ -1,5 +1,7 @@
 """Reader of images that carry no labels: any folders, or none, or an archive of such."""
 
+import os
+
 from components import progress
 from components.prepare.published import Release
 from components.prepare.readers import Listing, in_order, is_image, item, printable
@@ -30,5 +32,6 @@ def read(tree: Tree) -> Listing:
 
 def below(tree: Tree) -> Tree:
     """The tree below folders that hold nothing else, whatever their names, such as the one that an archive was packed from."""
-    tops = {name.partition("/")[0] for name in tree.entries}
-    return below(tree.under(*tops)) if len(tops) == 1 and not tops & tree.entries.keys() else tree
+    names = list(tree.entries)  # sorted, so what the first and the last have in common all have
+    folders = os.path.commonprefix([name.split("/")[:-1] for name in names[:1] + names[-1:]])
+    return tree.under("/".join(folders)) if folders else tree
