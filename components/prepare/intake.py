@@ -1,13 +1,8 @@
 """Images on their way into shards: checked by threads or processes, counted, and passed on in the listing's order."""
 
-import multiprocessing
 import os
-from collections import deque
 from collections.abc import Iterator
-from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from functools import partial
-from itertools import islice
 from pathlib import Path
 
 from components import progress
@@ -15,6 +10,7 @@ from components.prepare import shards
 from components.prepare.check import Checked, Checker
 from components.prepare.contract import DatasetParams
 from components.prepare.readers import Item, Listing
+from components.prepare.workers import KilledError, by_processes, by_threads
 
 SAMPLE = 2000  # images that mean and std are measured on
 CHUNK = 32  # images a task of the pool: one alone, of 32 pixels, takes no longer than handing it over
@@ -38,59 +34,46 @@ class Intake:
     def run(self, folder: Path) -> dict[str, list[shards.Tally]]:
         """Fills `folder`/<split>. Raises ValueError for a damaged image, as `on_error` and `skip_budget` say."""
         tallies: dict[str, list[shards.Tally]] = {}
-        with self._pool() as pool:
-            for split, items in self._listing.splits.items():
-                before = shards.finished(folder / split)
-                self._skipped += [entry["path"] for tally in before for entry in tally.skipped]
-                done = sum(tally.items for tally in before)
-                if done:
-                    progress.show(f"prepare {self._name}: {done} of {len(items)} images of {split} are there, going on")
-                    self._meter.skip(done)
-                limit = self._params.shard_mib * 2**20
-                tallies[split] = shards.fill(
-                    folder / split,
-                    self._listing.kind,
-                    items,
-                    limit,
-                    partial(self._checked, pool, items, self._sample(split)),
-                    self._on_fault,
-                )
+        for split, items in self._listing.splits.items():
+            before = shards.finished(folder / split)
+            self._skipped += [entry["path"] for tally in before for entry in tally.skipped]
+            done = sum(tally.items for tally in before)
+            if done:
+                progress.show(f"prepare {self._name}: {done} of {len(items)} images of {split} are there, going on")
+                self._meter.skip(done)
+            limit = self._params.shard_mib * 2**20
+            tallies[split] = shards.fill(
+                folder / split,
+                self._listing.kind,
+                items,
+                limit,
+                partial(self._checked, items, self._sample(split)),
+                self._on_fault,
+            )
         return tallies
-
-    def _pool(self) -> Executor:
-        if self._total < MANY or self._processes == 1:
-            return ThreadPoolExecutor(self._processes)
-        # Fresh processes: a copy of this one, with its threads, could hang.
-        return ProcessPoolExecutor(self._processes, multiprocessing.get_context("spawn"))
 
     def _sample(self, split: str) -> set[int]:
         """Places of the images that mean and std are measured on: of the first split, spread evenly."""
         count = len(self._listing.splits[split]) if split == next(iter(self._listing.splits)) else 0
         return {place * count // SAMPLE for place in range(SAMPLE if count else 0)}
 
-    def _checked(self, pool: Executor, items: list[Item], sample: set[int], first: int) -> Iterator[Checked]:
-        """Each item's check, in order. Only a few chunks are under way at a time, so that memory stays flat."""
-
-        def submit(start: int) -> Future[list[Checked]]:
-            stop = min(start + CHUNK, len(items))
-            return pool.submit(self._checker, [(items[place], place in sample) for place in range(start, stop)])
-
-        starts = iter(range(first, len(items), CHUNK))
-        under_way = deque(map(submit, islice(starts, 3 * self._processes)))
+    def _checked(self, items: list[Item], sample: set[int], first: int) -> Iterator[Checked]:
+        """Each item's check, in order."""
+        chunks = (
+            [(items[place], place in sample) for place in range(start, min(start + CHUNK, len(items)))]
+            for start in range(first, len(items), CHUNK)
+        )
+        alone = self._processes == 1 or len(items) - first < MANY
+        by = by_threads if alone else by_processes
         try:
-            while under_way:
-                for each in under_way.popleft().result():
+            for chunk in by(self._checker, chunks, self._processes):
+                for each in chunk:
                     self._meter.advance(1)
                     yield each
-                under_way.extend(map(submit, islice(starts, 1)))
-        except BrokenProcessPool as error:
+        except KilledError as error:
             raise RuntimeError(
-                f"{self._name}: a process that checks images was killed, by the system for want of memory as a rule; what is whole "
-                "is kept: start the stage again, with more memory or fewer cores"
+                f"{self._name}: {error}; whole shards are kept: start the stage again, with more memory or fewer cores"
             ) from error
-        finally:  # the consumer may stop early, at a fault
-            for task in under_way:
-                task.cancel()
 
     def _on_fault(self, item: Item, fault: str) -> dict[str, str]:
         if self._params.on_error == "fail":

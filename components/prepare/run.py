@@ -21,7 +21,7 @@ from components.prepare.readers import Listing
 from components.prepare.shards import Tally, finished
 from components.prepare.source import cut, raw, read
 from components.prepare.uncompress import room
-from components.stage import atomic, code_files, digest, remove
+from components.stage import atomic, digest, file_hash, remove
 from components.work import alone, remove_unused
 
 
@@ -49,8 +49,10 @@ def run(params: PrepareParams, inputs: PrepareInputs, outputs: PrepareOutputs) -
 
 def _begun(name: str, dataset: DatasetParams, listing: Listing, work: Path) -> Path:
     """Where this very preparation goes on; what is left of another one of the dataset is removed."""
-    code = code_files("components.prepare", "components.images")
-    key = digest([dataset.model_dump(), listing.stamp, code, version("pillow")])
+    here = Path(__file__).parent
+    code = [*here.glob("*.py"), *here.glob("readers/*.py"), Path(store.__file__)]  # not what is loaded, which differs
+    hashes = {path.name: file_hash(path) for path in code}
+    key = digest([dataset.model_dump(), listing.stamp, hashes, version("pillow")])
     for path in work.glob("begun-*"):
         if path.name != f"begun-{key}":
             progress.show(f"prepare {name}: an interrupted try had other params, raw data or code; starting anew")

@@ -1,6 +1,7 @@
 """A preparation that is killed goes on where it was, and processes change no byte."""
 
 import hashlib
+import multiprocessing
 import os
 import shutil
 import signal
@@ -172,23 +173,17 @@ def test_a_killed_process_of_the_pool_is_an_error_and_what_is_whole_is_kept(
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
     monkeypatch.setattr(intake, "CHUNK", 1)
     save = run.Tally.save
-    pools: list[intake.ProcessPoolExecutor] = []
-    made = intake.Intake._pool
-
-    def pool(self: intake.Intake) -> Any:
-        pools.append(made(self))  # type: ignore[arg-type]
-        return pools[-1]
 
     def killing(self: run.Tally, path: Path) -> None:
         save(self, path)
-        for process in list(pools[-1]._processes.values()):
+        for process in multiprocessing.active_children():
             process.kill()
 
-    monkeypatch.setattr(intake.Intake, "_pool", pool)
     monkeypatch.setattr(run.Tally, "save", killing)
-    with pytest.raises(RuntimeError, match="toy: a process that checks images was killed.*what is whole is kept"):
+    with pytest.raises(RuntimeError, match="toy: a process that checks images was killed.*whole shards are kept"):
         prepare(raw, tmp_path / "out")
     assert list((tmp_path / "out/work/toy").rglob("shard-00000.npz"))
+    assert not multiprocessing.active_children()
 
 
 def test_two_runs_that_share_their_work_prepare_one_after_the_other(raw: Path, tmp_path: Path) -> None:
