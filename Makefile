@@ -3,7 +3,7 @@ VENV := .venv
 SHELL := /bin/bash
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
-.PHONY: help install run ablation up worker down status params repro test test-faults test-browser screenshots lint types imports check promote rollback push pull accept gc mlflow sync clean
+.PHONY: help install run ablation up worker down status params preflight repro test test-faults test-browser screenshots lint types imports check promote rollback push pull accept gc mlflow sync clean
 
 help:  ## what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -24,6 +24,9 @@ ablation: install  ## a sweep of params/ablations: make ablation NAME=miniature 
 
 params: install  ## write a preset into params/: make params PRESET=cifar10
 	@python -m flows.presets $(PRESET)
+
+preflight: install  ## what pretraining would cost: make preflight [PRESET=vit_b16] [DEVICE='h100 a100-80']
+	@python -m $(if $(PRESET),flows.costs $(PRESET),components.preflight) $(if $(DEVICE),--device $(DEVICE))
 
 repro: install  ## the same stages without Prefect
 	dvc repro

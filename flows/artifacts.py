@@ -1,4 +1,4 @@
-"""What a run leaves on its page in Prefect's UI besides its logs: progress, report, table of stages, links to MLflow."""
+"""What a run leaves on its page in Prefect's UI besides its logs: its cost, progress, report, table of stages, links to MLflow."""
 
 import re
 import time
@@ -64,6 +64,14 @@ class Progress:
                 update_progress_artifact(self._artifact, share, description=text)
         except httpx.HTTPError as error:  # a server that is away for a minute must not end a week of training
             get_run_logger().warning("Prefect's server did not take the progress of %s: %r", self._stage, error)
+
+
+def page(key: str, text: str, description: str) -> None:
+    """A page of Markdown on its own."""
+    try:
+        create_markdown_artifact(text, key=key, description=description)
+    except httpx.HTTPError as error:  # a run does not depend on it
+        get_run_logger().warning("Prefect's server did not take the page %s: %r", key, error)
 
 
 def publish(name: str, report: str, rows: Sequence[dict[str, Any]], compared: Sequence[Row]) -> None:

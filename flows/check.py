@@ -10,7 +10,7 @@ from prefect.client.schemas import State
 from prefect.states import Completed, Failed
 
 from components.stage import contract, read_yaml, validate
-from flows import form, graph, preflight, slots
+from flows import artifacts, costs, form, graph, preflight, slots
 
 
 @task(name="check", task_run_name="check", cache_policy=NO_CACHE, persist_result=False)
@@ -18,7 +18,7 @@ def check(root: Path, targets: Sequence[str], parallel: int, sections: Mapping[s
     """Completed with the stages to run, in their order, once params/ holds the values of `sections`; else Failed.
 
     `sections` are those of the form; a stage that has none keeps the values of its file. A failure's message tells every
-    fault of every section at once, and leaves the files as they were.
+    fault of every section at once, and leaves the files as they were. What pretraining will cost is left on the run's page.
     """
     try:
         preflight.check_parallel(parallel)
@@ -27,6 +27,8 @@ def check(root: Path, targets: Sequence[str], parallel: int, sections: Mapping[s
         changed, nodes = preflight.settle(root, params, targets, slots.check)
     except ValueError as error:
         return Failed(message=str(error), data=error)
+    if any(node.word == "pretrain" for node in nodes):
+        artifacts.page("preflight", costs.page(root, params), "What pretraining costs")
     return Completed(message=f"written: {', '.join(changed)}" if changed else "params/ holds these values", data=nodes)
 
 

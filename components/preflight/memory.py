@@ -68,6 +68,11 @@ def disk(params: PretrainParams, size: Parameters, dataset: float | None) -> Dis
     return Disk(checkpoint, (KEPT + 1) * checkpoint, checkpoint + FP32 * size.trained, dataset)
 
 
+def shared(params: PretrainParams, images: int) -> int:
+    """Bytes in a worker's /dev/shm: two of its batches of 8-bit pixels for each process that loads them."""
+    return params.scale.loaders * 2 * images * 3 * params.encoder.image_size**2
+
+
 def activations(params: PretrainParams, tokens: Lengths) -> float:
     """Bytes that autograd saves of one image, parameters and their casts left out."""
     encoder, predictor, half = params.encoder, params.predictor, _half(params)

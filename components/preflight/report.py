@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from components.preflight.dataset import Dataset
 from components.preflight.devices import GIB
-from components.preflight.memory import CONTEXT, FRAGMENTS, KEPT, disk
+from components.preflight.memory import CONTEXT, FRAGMENTS, KEPT, disk, shared
 from components.preflight.prediction import Costs, Prediction, warnings
 from components.report.markdown import grid
 
@@ -79,6 +79,8 @@ def _memory(cost: Costs) -> str:
         names[f"together, × {FRAGMENTS} and {CONTEXT / GIB:.0f} GiB"] = held.needed
     else:
         names["together"] = held.tensors
+    if cost.params.scale.loaders:
+        names["on the host, for each worker: loaders' batches in /dev/shm"] = shared(cost.params, cost.images)
     return grid([("bytes of", "GiB"), *((name, f"{each / GIB:.3f}") for name, each in names.items())], words=1)
 
 
