@@ -54,6 +54,8 @@ def write(source: Path, format: str, to: Path) -> Listing:
     Raises ValueError for an archive, which DVC hashes as one file, for images that are more than a file and a class, for a name that is
     no UTF-8, and for an index that does not lie beside or above `source`.
     """
+    if not source.exists():
+        raise ValueError(f"{str(source)!r} does not exist; give the folder of the raw data, or link it there")
     where = f"{str(source)!r} needs no index"
     if not source.is_dir():
         raise ValueError(f"{where}: it is no folder; DVC hashes an archive as one file: give it as source itself")

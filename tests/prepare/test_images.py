@@ -73,7 +73,7 @@ def test_a_folder_without_images_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="raw' has no files and no image; this format reads images"):
         listed(tmp_path / "raw")
     (tmp_path / "raw/readme.txt").touch()
-    with pytest.raises(ValueError, match="raw' has 1 files, such as '.*raw/readme.txt' and no image"):
+    with pytest.raises(ValueError, match="raw' has 1 files, such as '.*raw/readme.txt', and no image"):
         listed(tmp_path / "raw")
 
 
@@ -86,3 +86,22 @@ def test_names_that_are_no_text_are_written_out(tmp_path: Path) -> None:
         ("train/café.jpg", "café.jpg".encode()),
         ("train/plain.jpg", b"plain.jpg"),
     ]
+
+
+def test_other_files_change_no_name(tmp_path: Path) -> None:
+    folder = tmp_path / "raw"
+    images(folder / "photos/2020")
+    before = contents(listed(folder))
+    for name in ("readme.txt", "photos/index.parquet", "photos/2021/notes.txt"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).touch()
+        assert contents(listed(folder)) == before
+
+
+def test_one_image_and_images_whose_folders_begin_alike(tmp_path: Path) -> None:
+    (tmp_path / "raw/ab").mkdir(parents=True)
+    (tmp_path / "raw/ab/1.jpg").write_bytes(b"1")
+    assert contents(listed(tmp_path / "raw")) == [("train/1.jpg", b"1")]
+    (tmp_path / "raw/abc").mkdir()
+    (tmp_path / "raw/abc/2.jpg").write_bytes(b"2")
+    assert contents(listed(tmp_path / "raw")) == [("train/ab/1.jpg", b"1"), ("train/abc/2.jpg", b"2")]

@@ -1,5 +1,6 @@
 """An index stands for the folder it was made of: the same dataset, and a file that DVC hashes in a moment."""
 
+import importlib
 import os
 import re
 import shutil
@@ -16,6 +17,9 @@ from components.prepare.readers import Listing
 from components.prepare.readers.image_folder import read
 from components.prepare.readers.manifest import read_file
 from components.prepare.tree import grow
+
+from .test_imagenet import flat, nested
+from .test_inat2018 import unpacked
 
 Prepare = Callable[..., Any]
 
@@ -45,6 +49,16 @@ def test_a_folder_and_its_index_give_the_same_dataset(
     assert {key for key in one if one[key] != other[key]} == {"format"}
     paths = [Store(tmp_path / name / "toy", "train").column("path").tolist() for name in ("folder", "index")]
     assert paths[0] == paths[1]
+
+
+@pytest.mark.parametrize(("form", "format"), [(nested, "imagenet"), (flat, "imagenet"), (unpacked, "inat2018")])
+def test_images_lie_elsewhere_than_their_names_say(form: Any, format: str, tmp_path: Path) -> None:
+    reader = importlib.import_module(f"components.prepare.readers.{format}")
+    direct = reader.read(grow(form(tmp_path / "raw"), tmp_path / "scratch"))
+    assert main(tmp_path / "raw", tmp_path / "raw.parquet", format) == 0
+    indexed = read_file(tmp_path / "raw.parquet")
+    assert (indexed.kind, indexed.classes, list(indexed.splits)) == (direct.kind, direct.classes, list(direct.splits))
+    assert items(indexed) == items(direct)
 
 
 def test_its_bytes_are_a_function_of_the_files(image_folder: Path, tmp_path: Path) -> None:
@@ -117,7 +131,7 @@ def test_what_needs_no_index_or_can_have_none_is_told(
         "away": ("image_folder", "it.parquet'; an index is a .parquet file in the folder that '.*raw' lies in, or ab"),
         "suffix": ("image_folder", "it.csv'; an index is a .parquet file"),
         "bytes": ("image_folder", r"caf.xe9.jpg' has a name that is no UTF-8, so no table can hold it; rename it"),
-        "missing": ("image_folder", "gone' needs no index: it is no folder"),
+        "missing": ("image_folder", "gone' does not exist; give the folder of the raw data"),
         "layout": ("davis", "has no JPEGImages"),
     }[case]
     if case in ("archive", "packed"):

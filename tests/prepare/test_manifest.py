@@ -184,6 +184,7 @@ def test_the_stamp_is_the_manifests_and_the_images(tmp_path: Path) -> None:
         ({"path": "gone.jpg"}, "1 of the 4 images in '.*list.*' are no files; the first is '.*/gone.jpg'"),
         ({"path": "b"}, "1 of the 4 images in .* are no files; the first is '.*/b'"),
         ({"path": "1.jpg/x"}, "1 of the 4 images in .* are no files"),
+        ({"path": "long" * 100}, "1 of the 4 images in .* are no files"),
         ({"path": "b/10.jpg"}, "row 2 has path 'b/10.jpg' again; list each image once"),
         ({"path": "b//./10.jpg"}, "row 2 has path 'b/10.jpg' again; list each image once"),
         ({"label": ""}, "label is empty in 1 of the 1 rows of split 'val'|label 'dog'"),
@@ -208,6 +209,12 @@ def test_what_is_wrong_is_named(write: Write, change: dict[str, Any], message: s
         return
     with pytest.raises(ValueError, match=message):
         read_file(path)
+
+
+def test_a_link_in_a_circle_is_no_file(tmp_path: Path) -> None:
+    (images(tmp_path) / "circle.jpg").symlink_to("circle.jpg")
+    with pytest.raises(ValueError, match="1 of the 5 images in .* are no files; the first is '.*/circle.jpg'"):
+        read_file(as_csv(tmp_path, [*ROWS, {"path": "circle.jpg", "label": "dog", "split": "val"}]))
 
 
 def test_some_labels_are_no_labels(tmp_path: Path) -> None:

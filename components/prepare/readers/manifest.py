@@ -1,5 +1,6 @@
 """Reader of manifests: a CSV or Parquet file that lists images, with their classes, splits and checksums if there are any."""
 
+import errno
 import hashlib
 import os
 import posixpath
@@ -20,6 +21,7 @@ LAYOUT = (
 )
 PUBLISHED: list[Release] = []
 NAMES = ("manifest.csv", "manifest.parquet")
+NO_FILE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG)
 
 
 class Listed(NamedTuple):
@@ -99,7 +101,7 @@ def _manifest(source: Path) -> Path:
 def _home(path: Path, first: str) -> Path:
     """The manifest's folder. Of a manifest that is a link it may be that of the file itself, if the images are there."""
     here, there = path.parent, path.resolve().parent
-    return there if not (here / first).exists() and (there / first).exists() else here
+    return there if _status(os.path.join(here, first)) is None and _status(os.path.join(there, first)) else here
 
 
 def _check_once(values: list[str], what: str, path: Path) -> None:
@@ -133,11 +135,13 @@ def _files(home: Path, paths: list[str], rows: table.Table, path: Path) -> tuple
 
 
 def _status(path: str) -> os.stat_result | None:
-    """Of a file, None where there is none."""
+    """Of a file, None where there is none: a name too long and a link in a circle lead to no file either."""
     try:
         found = os.stat(path)
-    except (FileNotFoundError, NotADirectoryError):
-        return None
+    except OSError as error:
+        if error.errno in NO_FILE:
+            return None
+        raise
     return found if stat.S_ISREG(found.st_mode) else None
 
 
