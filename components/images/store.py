@@ -44,15 +44,15 @@ def decode(data: bytes | memoryview, others: tuple[str, ...] = ()) -> Image.Imag
     """
     image = opened(data, others)
     try:
+        ImageOps.exif_transpose(image, in_place=True)
         if image.mode.startswith("I;16"):  # PIL would clip these to white without a word
             grey = np.asarray(image).astype(np.uint32)
             image = Image.fromarray(((grey * 255 + 32767) // 65535).astype(np.uint8))
         if image.mode[0] in "IF":
             raise ValueError(f"its pixels have mode {image.mode}; 8 or 16 bits a channel are read")
-        ImageOps.exif_transpose(image, in_place=True)
         return image if image.mode == "RGB" else image.convert("RGB")
     except BROKEN as error:
-        raise ValueError(str(error)) from error
+        raise _why(error) from error
 
 
 def opened(data: bytes | bytearray | memoryview, others: tuple[str, ...] = ()) -> Image.Image:
@@ -60,13 +60,33 @@ def opened(data: bytes | bytearray | memoryview, others: tuple[str, ...] = ()) -
     try:
         return Image.open(BytesIO(data), formats=(*FORMATS, *others))
     except UnidentifiedImageError:  # its text holds a memory address, which has no place in a card
+        if bytes(data[:8]).startswith(_STARTS):
+            raise ValueError("its header is damaged") from None
         raise ValueError("it is neither JPEG nor PNG" if data else "it is empty") from None
     except BROKEN as error:
-        raise ValueError(str(error)) from error
+        raise _why(error) from error
 
 
-BROKEN = (OSError, SyntaxError, EOFError, struct.error, Image.DecompressionBombError)
-"""What Pillow raises for a file that is."""
+def turned_size(image: Image.Image) -> tuple[int, int]:
+    """Width and height that `decode` gives what `opened` did, from its header alone: its EXIF may lay it on its side.
+
+    Raises ValueError for EXIF that is broken.
+    """
+    try:
+        orientation = Image.Image.getexif(image).get(0x0112)  # PNG's own would read all pixels to find it behind them
+    except BROKEN as error:
+        raise _why(error) from error
+    return image.size[::-1] if orientation in (5, 6, 7, 8) else image.size
+
+
+_STARTS = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n")
+_TOLD = (OSError, SyntaxError, EOFError, Image.DecompressionBombError)
+BROKEN = (*_TOLD, struct.error, RuntimeError, TypeError, LookupError, ArithmeticError, AttributeError)
+"""What Pillow raises for a file that is; those after _TOLD, met when files were damaged at random, say little by themselves."""
+
+
+def _why(error: Exception) -> ValueError:
+    return ValueError(str(error) if isinstance(error, _TOLD) else f"it is damaged: {error}")
 
 
 def hold(path: str) -> float:
@@ -214,7 +234,8 @@ class Store:
         path = self._batches[shard].column("path")[row].as_py()
         return ValueError(
             f"{path!r}, row {index} of split {self.split!r} of dataset {self.card['name']!r} in {str(self.folder)!r}, cannot be "
-            f"decoded: {error}; {AGAIN}"
+            f"decoded: {error}; it was damaged after it was prepared, or before and `check: structure` did not see it: prepare the "
+            "dataset again with `check: decode`"
         )
 
     def bytes(self, index: int, column: str = "image") -> bytes:

@@ -12,8 +12,6 @@ from components.prepare.readers import Item
 
 OTHERS = ("WEBP", "GIF", "BMP", "TIFF", "AVIF")
 """Formats that are stored as PNG, without loss; of several pictures in a file the first one."""
-TAIL = 2**16
-"""Bytes at the end of a JPEG in which its end marker must be: some cameras write more behind it."""
 
 
 class Checked(NamedTuple):
@@ -58,8 +56,9 @@ class Checker:
         found = store.opened(raw, OTHERS)
         decodes = self.decodes or measured or found.format in OTHERS or min(found.size) > self.short_side > 0
         if not decodes:
+            size = store.turned_size(found)
             _look(raw, found)
-            return raw, None, found.size
+            return raw, None, size
         image = store.decode(raw, OTHERS)
         if min(image.size) > self.short_side > 0:
             scale = self.short_side / min(image.size)
@@ -93,15 +92,29 @@ def _look(data: bytes, image: Image.Image) -> None:
     if image.format == "PNG":
         try:
             image.verify()
-        except (OSError, SyntaxError, EOFError) as error:
-            raise ValueError(str(error)) from error
-    elif data.rfind(b"\xff\xd9", max(0, len(data) - TAIL)) < 0:
+        except store.BROKEN as error:
+            raise ValueError(f"it is damaged: {error}") from error
+    elif data.rfind(b"\xff\xd9", _scan(data)) < 0:
         raise ValueError("image file is truncated: it has no end marker")
+
+
+def _scan(data: bytes) -> int:
+    """Where a JPEG's first scan starts: its headers may hold a thumbnail, a JPEG with an end marker of its own."""
+    place = data.find(b"\xff", 2)
+    while 0 <= place < len(data) - 3 and data[place + 1] != 0xDA:
+        alone = data[place + 1] in (0x00, 0x01, 0xFF) or 0xD0 <= data[place + 1] <= 0xD8  # no length follows
+        place += 1 if alone else 2 + int.from_bytes(data[place + 2 : place + 4], "big")
+        place = data.find(b"\xff", place)
+    return place if place >= 0 else len(data)
 
 
 def _encoded(image: Image.Image, format: str, **how: Any) -> bytes:
     buffer = BytesIO()
-    image.save(buffer, format, **how)
+    try:
+        image.save(buffer, format, comment=b"", **how)  # a GIF's may be longer than a JPEG's may
+    except OSError as error:  # as of a picture that is wider than a JPEG may be
+        width, height = image.size
+        raise ValueError(f"its {width}x{height} pixels cannot be stored as {format}: {error}") from error
     return buffer.getvalue()
 
 

@@ -69,8 +69,9 @@ class DatasetParams(Params):
         description="Seed of what is drawn here: the scenes of an embedded set, and which images `subset.per_class` keeps.",
     )
     check: Literal["decode", "structure"] = Field(
-        description="How each image is checked. decode: every pixel is decoded. structure: its header and its end (JPEG), or its "
-        "checksums (PNG), which costs little more than copying the file and does not find damage in the middle of a JPEG."
+        description="How each image is checked. decode: every pixel is decoded; decoders fill what is lost within a JPEG with "
+        "grey, and do not always say so. structure: its header and its end (JPEG), or its checksums "
+        "(PNG), which costs little more than copying the file and does not find damage in the middle of a JPEG."
     )
     on_error: Literal["fail", "skip"] = Field(
         description="What to do with an image that cannot be decoded. fail: stop and name it. skip: leave it out and "

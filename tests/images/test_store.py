@@ -183,7 +183,7 @@ def test_a_file_cut_anywhere_is_refused(kind: str) -> None:
         24 if kind == "PNG" else 2
     )  # behind the last pixel: PNG's checksums and end mark, JPEG's end mark
     for length in range(0, end, 13):
-        with pytest.raises(ValueError, match="neither JPEG nor PNG|runcated|cannot load|broken|empty"):
+        with pytest.raises(ValueError, match="neither JPEG nor PNG|runcated|cannot load|damaged|broken|empty"):
             decode(data[:length])
 
 

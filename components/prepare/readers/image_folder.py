@@ -24,7 +24,7 @@ def read(tree: Tree) -> Listing:
             f"{str(tree.source)!r} has no folder {', '.join(KNOWN_SPLITS)}; an image folder is laid out as "
             f"{LAYOUT}; the folders there are: {found[:200]}"
         )
-    trees = {split: tree.under(split) for split in train_first(folders)}
+    trees = {printable(split): tree.under(split) for split in train_first(folders)}
     found_classes = {split: by_class(part) for split, part in trees.items()}
     names = {split: [name for name in found if name] for split, found in found_classes.items()}
     classes = sorted({name for part in names.values() for name in part})
@@ -55,7 +55,7 @@ def by_class(tree: Tree) -> dict[str, list[str]]:
     found: dict[str, list[str]] = defaultdict(list)
     for name in tree.entries:
         if is_image(name):
-            found[name.partition("/")[0] if "/" in name else ""].append(name)
+            found[printable(name.partition("/")[0]) if "/" in name else ""].append(name)
     folders = sorted(name for name in tree.folders if "/" not in name)
     if folders and "" in found:
         raise ValueError(
@@ -64,7 +64,7 @@ def by_class(tree: Tree) -> dict[str, list[str]]:
         )
     if not folders and not found:
         raise ValueError(f"split {str(tree.source)!r} holds no images; put them there or remove the folder")
-    empty = next((name for name in folders if name not in found), None)
+    empty = next((name for name in folders if printable(name) not in found), None)
     if empty is not None:
         raise ValueError(
             f"class folder {tree.where(empty)!r} holds no images (.jpg, .jpeg, .png); put some there or remove it"
