@@ -13,7 +13,7 @@ import pytest
 
 from components.images.store import Store, read_card
 from components.prepare import index
-from components.prepare.readers import Listing
+from components.prepare.readers import Listing, places205
 from components.prepare.readers.image_folder import read
 from components.prepare.readers.manifest import read_file
 from components.prepare.tree import grow
@@ -107,6 +107,22 @@ def test_labels_keep_their_numbers_and_splits_may_have_none(tmp_path: Path) -> N
     direct, indexed = read(grow(tmp_path / "raw", tmp_path)), read_file(tmp_path / "raw.parquet")
     assert items(indexed) == items(direct)
     assert (indexed.classes, list(indexed.splits)) == (direct.classes, list(direct.splits))
+
+
+def test_classes_in_another_order_than_their_names(tmp_path: Path) -> None:
+    """Places205's lists give the labels."""
+    home = tmp_path / "raw/data/vision/torralba/deeplearning/images256"
+    lines = {"train": ["b/bar/1.jpg 0", "a/abbey/2.jpg 1"], "val": ["a/abbey/3.jpg 1", "b/bar/0.jpg 0"]}
+    for split, each in lines.items():
+        for line in each:
+            path = home / line.split()[0]
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(line)
+        (tmp_path / f"raw/{split}_places205.csv").write_text("\n".join(each))
+    assert main(tmp_path / "raw", tmp_path / "raw.parquet", "places205") == 0
+    direct, indexed = places205.read(grow(tmp_path / "raw", tmp_path)), read_file(tmp_path / "raw.parquet")
+    assert indexed.classes == direct.classes == ["b/bar", "a/abbey"]
+    assert items(indexed) == items(direct)
 
 
 def test_images_without_labels(image_folder: Path, tmp_path: Path) -> None:
