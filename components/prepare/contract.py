@@ -127,7 +127,7 @@ class DatasetParams(Params):
                 raise ValueError(f"source is {self.source!r}; the embedded format {self.format!r} has source {rule!r}")
         elif not re.fullmatch(r"data/raw/[A-Za-z0-9_][A-Za-z0-9_.-]*", self.source):
             raise ValueError(
-                f"source is {self.source!r}; format {self.format!r} reads a folder or an archive data/raw/<name>, so link it there: "
+                f"source is {self.source!r}; format {self.format!r} reads a folder, archive or manifest data/raw/<name>, so link it there: "
                 "ln -s FOLDER data/raw/NAME"
             )
         return self
