@@ -1,11 +1,11 @@
 """What training costs and learns on one GPU, in ten minutes: `python benchmarks/gpu.py --dataset data/prepared/cifar10 --out gpu.json`.
 
 First table: images/s and model-FLOPs utilisation (MFU) of a whole training step of ViT-S/16, B/16, L/16 and H/14 as the presets have
-them, in bf16, ours and the textbook's (benchmarks/textbook.py), with and without noise, with and without `torch.compile`, and the peak
-memory of each. Equal losses are asserted first; then all take turns, timed by CUDA events; a figure is the median of the turns. MFU is
-what the mathematics of our step needs, by torch's counter, over the device's peak in bf16 without sparsity; the textbook's too, so that
-its MFU tells nothing but its time. Second table: what the preset `cifar10` learns in the time that is left, noise on and off, by k-NN on
-the way; skipped without --dataset, a folder that `prepare` made of CIFAR-10.
+them, in bf16, ours and the textbook's (benchmarks/textbook.py), with and without noise, with and without `torch.compile`, and on a GPU
+the peak memory of each. Equal losses are asserted first; then all take turns, timed by CUDA events; a figure is the median of the turns.
+MFU is what the mathematics of our step needs, by torch's counter, over the device's peak in bf16 without sparsity; the textbook's too,
+so that its MFU tells nothing but its time. Second table: what the preset `cifar10` learns in the time that is left, noise on and off, by
+k-NN on the way; skipped without --dataset, a folder that `prepare` made of CIFAR-10.
 
 Everything fits into --minutes: what does not is left out, and a line says so. A batch that memory is too small for is halved. --out is
 written anew after each part. The exit status is 1 where something failed. Needs torch, timm, numpy, pyarrow, pydantic and what these
@@ -117,12 +117,13 @@ def print_steps(part: dict[str, Any]) -> None:
     for row in part["rows"]:
         low, high = row["ms_middle_half"]
         marks = " | ".join("yes" if row[name] else "no" for name in ("noise", "compiled"))
+        peak = "–" if row["peak_mib"] is None else f"{row['peak_mib']:.0f}"
         mfu = "–" if row["mfu"] is None else f"{row['mfu']:.1%}"
         print(
             f"| {row['side']} | {marks} | {row['ms']:.1f} ({low:.1f} to {high:.1f}) | {row['images_per_s']:.0f} | ",
             end="",
         )
-        print(f"{mfu} | {row['peak_mib']:.0f} |")
+        print(f"{mfu} | {peak} |")
     for name, (median, low, high) in part["ratios"].items():
         print(f"  time, {name}: {median:.3f} ({low:.3f} to {high:.3f})")
     print(f"  compiling and the first compiled steps took {part['compile_s']:.0f} s", flush=True)
@@ -157,7 +158,7 @@ def measure_learning(report: Report, given: gpu_cifar10.Data, options: argparse.
     for noise in (True, False):
         stop = gpu_cifar10.recipe(noise, device, cores, options.loaders, options.tiny).stop
         chosen = params.model_copy(update={"stop": stop})
-        print(f"\ncifar10, noise {'on' if noise else 'off'}, {epochs} epochs", flush=True)
+        print(f"\ncifar10, noise {'on' if noise else 'off'}, epochs: {epochs}", flush=True)
         now = time.monotonic()
         until = now + (end - now) / (2 if noise else 1)
         report.add("learning", gpu_cifar10.learn(chosen, given, device, top1, until))

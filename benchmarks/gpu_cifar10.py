@@ -140,7 +140,9 @@ def learn(
         nonlocal judging
         begin = time.monotonic()
         kept = {name: row[name] for name in ("loss", "effective_rank") if name in row}
-        points.append({"step": step, "seconds": begin - start - judging, **kept, "knn_top1": top1(one.target)})
+        points.append(
+            {"step": step, "seconds": round(begin - start - judging, 3), **kept, "knn_top1": top1(one.target)}
+        )
         judging += time.monotonic() - begin
         print("  " + ", ".join(f"{name} {value:.4g}" for name, value in points[-1].items()), flush=True)
         if time.monotonic() >= until and step < one.steps:

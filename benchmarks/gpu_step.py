@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch._dynamo
-from step import allocated, assert_equal, ours, peer_of, textbook, trainer
+from step import assert_equal, ours, peer_of, textbook, trainer
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -110,11 +110,11 @@ class Steps:
         pairs = [(self.step(variant), self.step(variant._replace(side="textbook"))) for variant in mine]
         return assert_equal(self.one, self.peer, pairs, self.how.precision)
 
-    def peak_mib(self, variant: Variant) -> float:
-        """Of all that this side alone holds on a GPU, of what the step allocates on a CPU."""
+    def peak_mib(self, variant: Variant) -> float | None:
+        """Of all that this side alone holds on a GPU. On a CPU `benchmarks/step.py` takes it, in a process for each variant."""
         step = self.step(variant)
         if self.how.device == "cpu":
-            return allocated(step) / 2**20
+            return None
         gc.collect()
         torch.cuda.reset_peak_memory_stats()
         step()
@@ -129,7 +129,7 @@ class Steps:
         gradients = [weight.grad for weight in weights if weight.grad is not None]
         adamw = one.adamw if side == "ours" else peer.adamw
         kept = [value for state in adamw.state.values() for value in state.values() if isinstance(value, Tensor)]
-        return sum(tensor.nbytes for tensor in (*weights, *gradients, *kept) if tensor.device.type != "cpu")
+        return sum(tensor.nbytes for tensor in (*weights, *gradients, *kept) if tensor.device == weights[0].device)
 
 
 def measure(size: str, shape: dict[str, Any], batch: int, how: How, until: float) -> dict[str, Any]:
