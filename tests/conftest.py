@@ -1,7 +1,8 @@
 """Toy datasets and the repository's own files, for every test."""
 
 import os
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,14 @@ def repository() -> Path:
 def committed() -> Callable[[str], dict[str, Any]]:
     """The committed values of a stage, fresh for every call."""
     return lambda stage: read_yaml(ROOT / "params" / f"{stage}.yaml")
+
+
+@pytest.fixture(autouse=True)
+def _import_path() -> Iterator[None]:
+    """A served model brings code of its own, which MLflow puts first in the path: later tests and their processes would import that."""
+    before = list(sys.path)
+    yield
+    sys.path[:] = before
 
 
 @pytest.fixture(scope="session")

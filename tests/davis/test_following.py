@@ -169,16 +169,19 @@ def test_d13_the_choice_reaches_the_followers(tmp_path: Path, make_video: Callab
 def test_memory_does_not_grow_with_the_video(
     tmp_path: Path, make_video: Callable[..., Sequence], changes: dict[str, Any]
 ) -> None:
-    """Bytes of Python, numpy and torch: over 36 frames less than half of what keeping one mask of each would take."""
+    """Bytes of Python, numpy and torch: over 24 frames less than half of what keeping one mask of each would take."""
     video = make_video(60, 0)
     follower = made(saved(tmp_path, "sincos"), video, **changes)["pretrained"](video)
     assert len(list(islice(follower, 12))) == 12
     tracemalloc.start()
     try:
-        counts = [held_after(follower, 12) for _ in range(4)]
+        held_after(
+            follower, 12
+        )  # what the first ones leave in caches once counts as well, and hangs on what ran before
+        counts = [held_after(follower, 12) for _ in range(3)]
     finally:
         tracemalloc.stop()
-    assert max(counts) - min(counts) < 36 * video.truth(0).nbytes / 2
+    assert max(counts) - min(counts) < 24 * video.truth(0).nbytes / 2
 
 
 def held_after(frames: Iterator[np.ndarray], count: int) -> int:
