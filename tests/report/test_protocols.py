@@ -60,6 +60,11 @@ def test_cifar_100_as_in_the_paper_compares_whatever_its_name(record: Record) ->
             "linear_probe", "data.classes", 10,
             "10 classes; the paper has ImageNet-1k, 1% of ImageNet-1k, CIFAR-100, Places205, iNaturalist 2018",
         ),
+        (
+            "linear_probe", "data.stored", "a short side of at most 256 pixels",
+            "images stored with a short side of at most 256 pixels, the paper's the bytes they came with",
+        ),
+        ("linear_probe", "data.format", "places205", "images of format places205, not CIFAR-100"),
         ("linear_probe", "stage", "colour", "the paper has no table for colour"),
     ],
 )  # fmt: skip
@@ -74,6 +79,14 @@ def test_one_difference_is_enough_for_none(record: Record, stage: str, path: str
         del inner[name]
     verdict = judge(changed)
     assert verdict.protocol is None and verdict.reason == reason
+
+
+@pytest.mark.parametrize("layout", ["cifar100", "image_folder", "manifest"])
+def test_the_same_images_may_have_come_in_any_layout(record: Record, layout: str) -> None:
+    changed = record("linear_probe")
+    changed["data"] |= {"format": layout, "stored": "the bytes they came with"}
+    verdict = judge(changed)
+    assert verdict.protocol and verdict.protocol.key == "cifar100"
 
 
 def test_many_differences_stay_a_short_phrase(record: Record) -> None:
