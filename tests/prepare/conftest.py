@@ -1,6 +1,5 @@
 """Small raw datasets in the layouts that people have."""
 
-import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -10,10 +9,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from components.prepare.contract import DatasetParams, PrepareInputs, PrepareMetrics, PrepareOutputs, PrepareParams
-from components.prepare.run import run
+from components.prepare.contract import PrepareMetrics
 
-EVERY = Path(__file__).parents[2] / "params/subsets/all.txt"
+from . import toy
 
 
 def _picture(path: Path, seed: int, size: tuple[int, int]) -> None:
@@ -89,20 +87,4 @@ def cut() -> Callable[[Path], Path]:
 @pytest.fixture
 def prepare() -> Callable[..., PrepareMetrics]:
     """The whole stage on dataset `toy`: prepare(raw, folder, format, **values) writes `folder`/toy."""
-
-    def whole(raw: Path, folder: Path, format: str = "image_folder", **values: Any) -> PrepareMetrics:
-        subset = {"list": "params/subsets/all.txt", "sha256": hashlib.sha256(EVERY.read_bytes()).hexdigest()}
-        plain = {
-            **{"source": "data/raw/toy", "format": format, "licence": "unknown", "counts": "any", "seed": 0},
-            **{"subset": {**subset, "per_class": values.pop("per_class", 0)}, "check": "decode", "on_error": "fail"},
-            **dict.fromkeys(("skip_budget", "resize_short_side", "quality", "scenes", "clips"), 0),
-            "shard_mib": 16,
-        }
-        outputs = {"dataset": folder / "toy", "sheet": folder / "toy.png", "metrics": folder / "m", "run": folder / "r"}
-        return run(
-            PrepareParams(datasets={"toy": DatasetParams(**{**plain, **values})}),
-            PrepareInputs(source=raw, subset_list=EVERY),
-            PrepareOutputs(**outputs, work=folder.with_name(f"{folder.name}_work")),
-        )
-
-    return whole
+    return toy.prepare

@@ -8,22 +8,9 @@ import pytest
 from components.prepare.contract import FORMATS, DatasetParams, PrepareInputs, PrepareParams, layout
 from components.stage import load_params, validate
 
-FOLDER: dict[str, Any] = {
-    "source": "data/raw/photos",
-    "format": "image_folder",
-    "licence": "unknown",
-    "counts": "any",
-    "subset": {"per_class": 0, "list": "params/subsets/all.txt", "sha256": "0" * 64},
-    "seed": 0,
-    "check": "decode",
-    "on_error": "fail",
-    "skip_budget": 0,
-    "resize_short_side": 0,
-    "quality": 0,
-    "scenes": 0,
-    "clips": 0,
-    "shard_mib": 64,
-}
+from . import toy
+
+FOLDER: dict[str, Any] = {**toy.VALUES, "source": "data/raw/photos"}
 SHAPES = {**FOLDER, "source": "components/prepare/embedded/shapes.py", "format": "shapes", "scenes": 32}
 VIDEO = {**FOLDER, "source": "components/prepare/embedded/shapes_video.py", "format": "shapes_video", "clips": 2}
 

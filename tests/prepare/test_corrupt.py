@@ -1,6 +1,5 @@
 """Images as real datasets have them, odd and broken, through the whole stage: what is stored, what is refused and why."""
 
-import hashlib
 import os
 import re
 import struct
@@ -19,31 +18,11 @@ from torchvision.io import ImageReadMode, decode_jpeg
 
 from components.images.store import Store, read_card
 from components.prepare.check import OTHERS, Checked, Checker
-from components.prepare.contract import DatasetParams, PrepareInputs, PrepareMetrics, PrepareOutputs, PrepareParams
+from components.prepare.contract import PrepareMetrics
 from components.prepare.readers import Item
-from components.prepare.run import run
 
-EVERY = Path(__file__).parents[2] / "params/subsets/all.txt"
-PLAIN: dict[str, Any] = {
-    "source": "data/raw/toy",
-    "format": "image_folder",
-    "licence": "unknown",
-    "counts": "any",
-    "subset": {
-        "per_class": 0,
-        "list": "params/subsets/all.txt",
-        "sha256": hashlib.sha256(EVERY.read_bytes()).hexdigest(),
-    },
-    "seed": 0,
-    "check": "decode",
-    "on_error": "fail",
-    "skip_budget": 0,
-    "resize_short_side": 0,
-    "quality": 0,
-    "scenes": 0,
-    "clips": 0,
-    "shard_mib": 1,
-}
+from . import toy
+
 CHECKS = ["decode", "structure"]
 
 
@@ -53,12 +32,7 @@ def prepare(folder: Path, files: dict[str, bytes], **values: Any) -> PrepareMetr
         path = folder / "raw" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data)
-    out = folder / "out"
-    outputs = PrepareOutputs(
-        dataset=out / "toy", sheet=out / "toy.png", work=folder / "work", metrics=out / "m", run=out / "r"
-    )
-    params = PrepareParams(datasets={"toy": DatasetParams(**{**PLAIN, **values})})
-    return run(params, PrepareInputs(source=folder / "raw", subset_list=EVERY), outputs)
+    return toy.prepare(folder / "raw", folder / "out", work=folder / "work", **values)
 
 
 def stored(folder: Path, split: str = "train") -> dict[str, tuple[bytes, Any]]:

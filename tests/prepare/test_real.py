@@ -1,6 +1,5 @@
 """All of the real data there is, through the whole stage: every image, frame and mask comes out as it went in."""
 
-import hashlib
 import os
 import tarfile
 from pathlib import Path
@@ -13,39 +12,13 @@ from PIL import Image
 from torchvision.io import ImageReadMode, decode_image
 
 from components.images.store import Store, read_card
-from components.prepare.contract import DatasetParams, PrepareInputs, PrepareMetrics, PrepareOutputs, PrepareParams
-from components.prepare.run import run
+
+from .toy import prepare
 
 if "STOP_SHARED_DATA" not in os.environ:
     pytest.skip("STOP_SHARED_DATA names no folder of real data", allow_module_level=True)
 
 SHARED = Path(os.environ["STOP_SHARED_DATA"])
-EVERY = Path(__file__).parents[2] / "params/subsets/all.txt"
-ALL = {"per_class": 0, "list": "params/subsets/all.txt", "sha256": hashlib.sha256(EVERY.read_bytes()).hexdigest()}
-
-
-def prepare(raw: Path, out: Path, format: str, check: str) -> PrepareMetrics:
-    values: dict[str, Any] = {
-        "source": "data/raw/toy",
-        "format": format,
-        "licence": "unknown",
-        "counts": "any",
-        "subset": ALL,
-        "seed": 0,
-        "check": check,
-        "on_error": "fail",
-        "skip_budget": 0,
-        "resize_short_side": 0,
-        "quality": 0,
-        "scenes": 0,
-        "clips": 0,
-        "shard_mib": 64,
-    }
-    outputs = PrepareOutputs(
-        dataset=out / "toy", sheet=out / "toy.png", work=out / "work", metrics=out / "m", run=out / "r"
-    )
-    inputs = PrepareInputs(source=raw, subset_list=EVERY)
-    return run(PrepareParams(datasets={"toy": DatasetParams(**values)}), inputs, outputs)
 
 
 def pixels(data: bytes) -> Any:
@@ -65,7 +38,7 @@ def same(store: Store, files: list[Path], every: int) -> None:
 
 
 def test_all_images_of_cifar10(tmp_path: Path) -> None:
-    metrics = prepare(SHARED / "cifar10", tmp_path / "out", "image_folder", "decode")
+    metrics = prepare(SHARED / "cifar10", tmp_path / "out", "image_folder", check="decode", shard_mib=64)
     assert (metrics.images, metrics.classes, metrics.skipped) == (60_000, 10, 0)
     for split, count in {"train": 50_000, "test": 10_000}.items():
         store = Store(tmp_path / "out/toy", split)
@@ -81,7 +54,7 @@ def test_all_images_of_cifar10(tmp_path: Path) -> None:
 @pytest.mark.parametrize("check", ["decode", "structure"])
 def test_every_frame_and_mask_of_davis(check: str, tmp_path: Path) -> None:
     folder = SHARED / "DAVIS"
-    metrics = prepare(folder, tmp_path / "out", "davis", check)
+    metrics = prepare(folder, tmp_path / "out", "davis", check=check, shard_mib=64)
     frames = sorted(folder.glob("JPEGImages/480p/*/*.jpg"))
     total = 0
     for split in read_card(tmp_path / "out/toy")["splits"]:
@@ -104,7 +77,7 @@ def test_every_photograph(packed: bool, tmp_path: Path) -> None:
         raw = tmp_path / "photos.tar.gz"
         with tarfile.open(raw, "w:gz", compresslevel=1) as archive:
             archive.add(SHARED / "photos", "photos")
-    metrics = prepare(raw, tmp_path / "out", "images", "decode")
+    metrics = prepare(raw, tmp_path / "out", "images", check="decode", shard_mib=64)
     assert (metrics.images, metrics.classes, metrics.skipped) == (len(files), 0, 0)
     store = Store(tmp_path / "out/toy", "train")
     assert set(store.column("label")) == {-1}

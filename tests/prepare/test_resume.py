@@ -18,42 +18,16 @@ from PIL import Image
 
 from components.images.store import Store, read_card
 from components.prepare import intake, run, uncompress
-from components.prepare.contract import DatasetParams, PrepareInputs, PrepareOutputs, PrepareParams
+
+from . import toy
+from .toy import digests
 
 PROJECT = Path(__file__).parents[2]
-EVERY = Path(
-    os.environ.get("EVERY", PROJECT / "params/subsets/all.txt")
-)  # the killed process reads a copy of this file
-SUBSET = {"per_class": 0, "list": "params/subsets/all.txt", "sha256": hashlib.sha256(EVERY.read_bytes()).hexdigest()}
-PLAIN: dict[str, Any] = {
-    "source": "data/raw/toy",
-    "format": "image_folder",
-    "licence": "unknown",
-    "counts": "any",
-    "subset": SUBSET,
-    "seed": 0,
-    "check": "decode",
-    "on_error": "skip",
-    "skip_budget": 3,
-    "resize_short_side": 0,
-    "quality": 0,
-    "scenes": 0,
-    "clips": 0,
-    "shard_mib": 1,
-}
+SKIPPING = {"on_error": "skip", "skip_budget": 3}
 
 
-def prepare(raw: Path, out: Path, subset_list: Path = EVERY, work: Path | None = None, **values: Any) -> None:
-    outputs = PrepareOutputs(
-        dataset=out / "toy", sheet=out / "toy.png", work=work or out / "work", metrics=out / "m", run=out / "r"
-    )
-    params = PrepareParams(datasets={"toy": DatasetParams(**{**PLAIN, **values})})
-    run.run(params, PrepareInputs(source=raw, subset_list=subset_list), outputs)
-
-
-def digests(folder: Path) -> dict[str, str]:
-    files = sorted(path for path in folder.rglob("*") if path.is_file())
-    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+def prepare(raw: Path, out: Path, *, work: Path | None = None, **values: Any) -> None:
+    toy.prepare(raw, out, work=work or out / "work", **{**SKIPPING, **values})
 
 
 @pytest.fixture
@@ -72,7 +46,7 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 from components.prepare import shards
-from tests_resume import prepare
+from toy import prepare
 save, left = shards.Tally.save, [{shards}]
 def dying(self, path):
     if left[0] == 0:
@@ -80,7 +54,8 @@ def dying(self, path):
     left[0] -= 1
     save(self, path)
 shards.Tally.save = dying
-prepare(Path(sys.argv[1]), Path(sys.argv[2]))
+out = Path(sys.argv[2])
+prepare(Path(sys.argv[1]), out, work=out / "work", on_error="skip", skip_budget=3)
 """
 
 
@@ -90,11 +65,10 @@ def test_a_killed_preparation_goes_on_at_its_last_whole_shard(
 ) -> None:
     prepare(raw, tmp_path / "whole")
     capsys.readouterr()
-    shutil.copy(__file__, tmp_path / "tests_resume.py")
     text = KILLED.format(shards=shards)
     killed = subprocess.run(
         [sys.executable, "-c", text, str(raw), str(tmp_path / "out")],
-        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(PROJECT), str(tmp_path)]), "EVERY": str(EVERY)},
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(PROJECT), str(Path(__file__).parent)])},
         capture_output=True,
         text=True,
     )
@@ -223,20 +197,20 @@ def test_a_list_keeps_what_it_names_of_train_and_all_of_the_others(raw: Path, tm
     chosen = tmp_path / "list.txt"
     chosen.write_text("b/001\n003.png\ntrain/a/000.png\n")
     subset = {"per_class": 0, "list": "x", "sha256": hashlib.sha256(chosen.read_bytes()).hexdigest()}
-    prepare(raw, tmp_path / "out", chosen, subset=subset)
+    prepare(raw, tmp_path / "out", subset_list=chosen, subset=subset)
     train = Store(tmp_path / "out/toy", "train")
     assert train.column("path").tolist() == ["train/a/000.png", "train/b/001.png", "train/b/003.png"]
     assert len(Store(tmp_path / "out/toy", "val")) == 10
-    prepare(raw, tmp_path / "few", chosen, subset={**subset, "per_class": 1})
+    prepare(raw, tmp_path / "few", subset_list=chosen, subset={**subset, "per_class": 1})
     assert len(Store(tmp_path / "few/toy", "train")) == 2
     chosen.write_text("b/001\nnobody.png\n")
     with pytest.raises(ValueError, match="list .* has sha256 .*, but subset.sha256 is"):
-        prepare(raw, tmp_path / "out", chosen, subset=subset)
+        prepare(raw, tmp_path / "out", subset_list=chosen, subset=subset)
     missing = {**subset, "sha256": hashlib.sha256(chosen.read_bytes()).hexdigest()}
     with pytest.raises(
         ValueError, match="toy: subset.list 'x', split 'train': 1 of the list's 2 images found.*'nobody.png'"
     ):
-        prepare(raw, tmp_path / "out", chosen, subset=missing)
+        prepare(raw, tmp_path / "out", subset_list=chosen, subset=missing)
 
 
 def test_published_counts_are_asked_for_or_what_lacks_is_listed(

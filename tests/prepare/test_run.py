@@ -1,6 +1,5 @@
 """The whole stage on small folders: what is stored, that it is the same twice, and what damaged files do."""
 
-import hashlib
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -11,48 +10,16 @@ import pytest
 from PIL import Image
 
 from components.images.store import Store, read_card
-from components.prepare.contract import DatasetParams, PrepareInputs, PrepareMetrics, PrepareOutputs, PrepareParams
-from components.prepare.run import run
+from components.prepare.contract import PrepareMetrics
+
+from .toy import digests, prepare
 
 PROJECT = Path(__file__).parents[2]
-EVERY = PROJECT / "params/subsets/all.txt"
-ALL = {"per_class": 0, "list": "params/subsets/all.txt", "sha256": hashlib.sha256(EVERY.read_bytes()).hexdigest()}
-ABOUT = {"licence": "unknown", "counts": "any", "subset": ALL, "seed": 0, "check": "decode"}
-PLAIN = {
-    **ABOUT,
-    "on_error": "fail",
-    "skip_budget": 0,
-    "resize_short_side": 0,
-    "quality": 0,
-    "scenes": 0,
-    "clips": 0,
-    "shard_mib": 1,
-}
 EMBEDDED = PROJECT / "components/prepare/embedded"
-
-
-def prepare(
-    raw: Path, folder: Path, kind: str = "image_folder", subset_list: Path = EVERY, **values: Any
-) -> PrepareMetrics:
-    per_class = values.pop("per_class", 0)
-    dataset = DatasetParams(
-        **{**PLAIN, "source": "data/raw/toy", "format": kind, "subset": {**ALL, "per_class": per_class}, **values}
-    )
-    outputs = {"dataset": folder / "toy", "sheet": folder / "toy.png", "metrics": folder / "m", "run": folder / "r"}
-    return run(
-        PrepareParams(datasets={"toy": dataset}),
-        PrepareInputs(source=raw, subset_list=subset_list),
-        PrepareOutputs(**outputs, work=folder.with_name(f"{folder.name}_work")),
-    )
 
 
 def embedded(kind: str, folder: Path, **values: Any) -> PrepareMetrics:
     return prepare(EMBEDDED / f"{kind}.py", folder, kind, source=f"components/prepare/embedded/{kind}.py", **values)
-
-
-def digests(folder: Path) -> dict[str, str]:
-    files = sorted(path for path in folder.rglob("*") if path.is_file())
-    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
 def test_an_image_folder_keeps_every_byte_and_label(image_folder: Path, tmp_path: Path) -> None:
