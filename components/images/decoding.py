@@ -7,9 +7,8 @@ from torch import Tensor
 from torchvision.io import ImageReadMode, decode_jpeg
 
 from components.images import store
+from components.images.header import APP1, SCAN, segments
 
-APP1, SCAN = 0xE1, 0xDA
-"""Markers: the segment of EXIF and XMP, either of which may say how a picture is to be turned; where the header ends."""
 ORIENTATION = 0x0112
 
 
@@ -32,16 +31,14 @@ def decode(data: bytes | memoryview) -> Tensor:
 
 def _is_upright_jpeg(data: bytearray) -> bool:
     """Whether it is a JPEG that nothing turns. Pillow reads EXIF and XMP where there are any, for torchvision reads them otherwise."""
-    place = 2
-    while data.startswith(b"\xff", place) and place + 4 <= len(data):
-        if data[place + 1] == SCAN:
-            return data.startswith(b"\xff\xd8")
-        if data[place + 1] == APP1:
+    for marker, _ in segments(data):
+        if marker == SCAN:
+            return True
+        if marker == APP1:
             try:
                 return store.opened(data).getexif().get(ORIENTATION) not in range(2, 9)
             except store.BROKEN:
                 return False
-        place += 2 + int.from_bytes(data[place + 2 : place + 4], "big")
     return False
 
 

@@ -143,25 +143,38 @@ def _shards(rows: Iterable[Row], kind: str, limit: int) -> Iterator[list[Row]]:
         yield shard
 
 
-def row_digest(row: Row, kind: str) -> bytes:
-    """sha256 [32] of one row, each value behind its length so that no two rows share a text. `holdout` follows from the path."""
+def row_digest(row: Row, kind: str, image: bytes = b"") -> bytes:
+    """sha256 [32] of one row: each value's text, or the sha256 of its bytes, behind its length, so that no two rows share a text.
+
+    `image` is the sha256 of the image's bytes where it is known. `holdout` follows from the path and is left out.
+    """
     digest = hashlib.sha256()
     for name in COLUMNS[kind]:
         if name == "holdout":
             continue
         value = row[name]
-        data = value if isinstance(value, bytes) else str(value).encode()
-        digest.update(struct.pack("<q", len(data)))
-        digest.update(data)
+        known = image if name == "image" else b""
+        data = known or hashlib.sha256(value).digest() if isinstance(value, bytes) else str(value).encode()
+        digest.update(struct.pack("<q", len(data)) + data)
     return digest.digest()
 
 
 def write_shard(path: Path, rows: Sequence[Row], kind: str) -> None:
     """One record batch with all columns of `kind`."""
     schema = pa.schema([pa.field(name, column, nullable=False) for name, column in COLUMNS[kind].items()])
-    arrays = [pa.array([row[field.name] for row in rows], field.type) for field in schema]
+    arrays = [_array([row[field.name] for row in rows], field.type) for field in schema]
     with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
         writer.write_batch(pa.record_batch(arrays, schema=schema))
+
+
+def _array(values: list[Any], kind: pa.DataType) -> pa.Array:
+    """Images are joined in one step; Arrow would copy a growing buffer again and again."""
+    if kind != pa.binary():
+        return pa.array(values, kind)
+    ends = np.cumsum([0, *map(len, values)], dtype=np.int64)
+    assert ends[-1] < 2**31, "a shard's images have less than 2 GiB"
+    buffers = [None, pa.py_buffer(ends.astype(np.int32)), pa.py_buffer(b"".join(values))]
+    return pa.Array.from_buffers(kind, len(values), buffers)
 
 
 def write_card(folder: Path, card: Mapping[str, Any]) -> None:

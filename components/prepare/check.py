@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from PIL import Image
 
 from components.images import store
+from components.images.header import plain
 from components.prepare.holders import Files
 from components.prepare.readers import Item
 
@@ -49,10 +50,16 @@ class Checker:
             row["mask"] = self._mask(item, size) if item.mask else b""
         whole = store.complete(row, self.kind)
         histogram = image.histogram() if measured and image else []
-        return Checked(whole, store.row_digest(whole, self.kind), hashlib.sha256(raw).digest()[:8], size, histogram, "")
+        origin = hashlib.sha256(raw).digest()
+        digest = store.row_digest(whole, self.kind, origin if data is raw else b"")
+        return Checked(whole, digest, origin[:8], size, histogram, "")
 
     def _stored(self, raw: bytes, measured: bool) -> tuple[bytes, Image.Image | None, tuple[int, int]]:
         """The bytes to store, their picture where it was decoded, and its size."""
+        if not (self.decodes or measured or self.short_side) and (header := plain(raw)):
+            width, height, scan = header
+            _look_at_end(raw, scan)
+            return raw, None, (width, height)
         found = store.opened(raw, OTHERS)
         decodes = self.decodes or measured or found.format in OTHERS or min(found.size) > self.short_side > 0
         if not decodes:
@@ -94,7 +101,12 @@ def _look(data: bytes, image: Image.Image) -> None:
             image.verify()
         except store.BROKEN as error:
             raise ValueError(f"it is damaged: {error}") from error
-    elif data.rfind(b"\xff\xd9", _scan(data)) < 0:
+    else:
+        _look_at_end(data, _scan(data))
+
+
+def _look_at_end(data: bytes, scan: int) -> None:
+    if data.rfind(b"\xff\xd9", scan) < 0:
         raise ValueError("image file is truncated: it has no end marker")
 
 

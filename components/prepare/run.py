@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from components import progress, tracking
-from components.images import store
+from components.images import header, store
 from components.prepare import sheet
 from components.prepare.card import card
 from components.prepare.contract import (
@@ -50,8 +50,8 @@ def run(params: PrepareParams, inputs: PrepareInputs, outputs: PrepareOutputs) -
 def _begun(name: str, dataset: DatasetParams, listing: Listing, work: Path) -> Path:
     """Where this very preparation goes on; what is left of another one of the dataset is removed."""
     here = Path(__file__).parent
-    code = [*here.glob("*.py"), *here.glob("readers/*.py"), Path(store.__file__)]  # not what is loaded, which differs
-    hashes = {path.name: file_hash(path) for path in code}
+    own = [*here.glob("*.py"), *here.glob("readers/*.py"), Path(store.__file__), Path(header.__file__)]
+    hashes = {f"{path.parent.name}/{path.name}": file_hash(path) for path in own}  # not of what happens to be loaded, which differs
     key = digest([dataset.model_dump(), listing.stamp, hashes, version("pillow")])
     for path in work.glob("begun-*"):
         if path.name != f"begun-{key}":
