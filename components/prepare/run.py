@@ -51,7 +51,8 @@ def _begun(name: str, dataset: DatasetParams, listing: Listing, work: Path) -> P
     """Where this very preparation goes on; what is left of another one of the dataset is removed."""
     here = Path(__file__).parent
     own = [*here.glob("*.py"), *here.glob("readers/*.py"), Path(store.__file__), Path(header.__file__)]
-    hashes = {f"{path.parent.name}/{path.name}": file_hash(path) for path in own}  # not of what happens to be loaded, which differs
+    # Of the files and not of what happens to be loaded, which differs.
+    hashes = {f"{path.parent.name}/{path.name}": file_hash(path) for path in own}
     key = digest([dataset.model_dump(), listing.stamp, hashes, version("pillow")])
     for path in work.glob("begun-*"):
         if path.name != f"begun-{key}":
