@@ -36,6 +36,14 @@ class PretrainParams(Params):
     scale: Scale
     log_every: int = Field(ge=1, description="Steps between two points of the curves.")
     checkpoint_every: int = Field(ge=1, description="Steps between two checkpoints; a restart loses at most that many.")
+    keep_last: int = Field(
+        ge=1,
+        description="Newest checkpoints that stay; with 2 a damaged one costs no more than the way back to the one before.",
+    )
+    keep_every: int = Field(
+        ge=0,
+        description="Checkpoints at multiples of so many steps stay as well, to look at later; 0 keeps none of them.",
+    )
 
     @model_validator(mode="after")
     def _fits(self) -> Self:

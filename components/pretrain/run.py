@@ -1,47 +1,35 @@
 """Pretraining in Ray Train: checks, the cluster, one `fit`, and the files that go on."""
 
-import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
-os.environ.setdefault("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", "300")  # importing torch takes long on a busy disk
-# The controller takes one report at each poll; at Ray's 2 s, training that logs more often stands still in between.
-os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.2")
+import torch
+from ray.train import CheckpointConfig, Result, RunConfig, WorkerGroupError
+from ray.train.torch import TorchTrainer
 
-import ray  # noqa: E402 - reads its environment when imported
-import torch  # noqa: E402
-from ray._private import services  # noqa: E402
-from ray.train import CheckpointConfig, Result, RunConfig, ScalingConfig, WorkerGroupError  # noqa: E402
-from ray.train.torch import TorchTrainer  # noqa: E402
-
-from components import progress, tracking  # noqa: E402
-from components.figures import curves, spectrum  # noqa: E402
-from components.images.store import Store  # noqa: E402
-from components.mim import diagnostics, weights  # noqa: E402
-from components.mim.encoder import Encoder  # noqa: E402
-from components.pretrain import preview, unfinished  # noqa: E402
-from components.pretrain.adopt import latest  # noqa: E402
-from components.pretrain.batches import Batches  # noqa: E402
-from components.pretrain.building import Start, build  # noqa: E402
-from components.pretrain.contract import (  # noqa: E402
+from components import progress, tracking
+from components.figures import curves, spectrum
+from components.images.store import Store
+from components.mim import diagnostics, weights
+from components.mim.encoder import Encoder
+from components.pretrain import preview, unfinished
+from components.pretrain.adopt import latest
+from components.pretrain.batches import Batches
+from components.pretrain.building import Start, build
+from components.pretrain.cluster import cluster, code, scaling  # first of those that import ray
+from components.pretrain.contract import (
     PretrainInputs,
     PretrainMetrics,
     PretrainOutputs,
     PretrainParams,
 )
-from components.pretrain.history import HistoryWriter, Row, continued, following, write_csv  # noqa: E402
-from components.pretrain.loop import State  # noqa: E402
-from components.pretrain.training_params import Scale  # noqa: E402
-from components.pretrain.worker import STATE, train_worker  # noqa: E402
-from components.stage import atomic, fingerprint  # noqa: E402
-from components.work import alone, finish  # noqa: E402
+from components.pretrain.history import HistoryWriter, Row, continued, following, write_csv
+from components.pretrain.loop import State
+from components.pretrain.worker import STATE, train_worker
+from components.stage import atomic, fingerprint
+from components.work import alone, finish
 
 HISTORY = "history.jsonl"
-PROJECT = Path(__file__).parents[2]
 
 
 def run(params: PretrainParams, inputs: PretrainInputs, outputs: PretrainOutputs) -> PretrainMetrics:
@@ -93,18 +81,18 @@ def _train(
     def note(step: int) -> None:
         unfinished.note(folder, step=step)
 
-    with _cluster(params.scale), following(folder / HISTORY, steps, _log_curves, note):
+    with cluster(params.scale), following(folder / HISTORY, steps, _log_curves, note):
         _show_masks(params, Store(inputs.dataset, "train"), outputs)
         trainer = TorchTrainer(
             train_worker,
             train_loop_config={"params": params.model_dump(), "dataset": str(inputs.dataset), "init": str(inputs.init)},
-            scaling_config=_scaling(params.scale),
+            scaling_config=scaling(params.scale),
             run_config=RunConfig(
                 name=folder.name,
                 storage_path=str(outputs.work),
                 callbacks=[HistoryWriter(folder / HISTORY)],
                 checkpoint_config=CheckpointConfig(num_to_keep=2),
-                worker_runtime_env=_code(),
+                worker_runtime_env=code(),
             ),
         )
         return _fit(trainer)
@@ -141,66 +129,6 @@ def _fit(trainer: TorchTrainer) -> Result:
             if isinstance(cause, ValueError):
                 raise ValueError(str(cause)) from error
         raise
-
-
-@contextmanager
-def _cluster(scale: Scale) -> Iterator[None]:
-    """The Ray cluster at RAY_ADDRESS, else one on this machine for the time of the stage. Checks its resources first."""
-    if os.environ.get("RAY_ADDRESS"):
-        ray.init(address="auto", log_to_driver=False, logging_level="warning")
-    else:
-        with _offline():
-            ray.init(
-                num_cpus=os.cpu_count(),
-                include_dashboard=False,
-                log_to_driver=False,
-                logging_level="warning",
-                object_store_memory=200 * 2**20,  # nothing large passes through it
-            )
-    try:
-        total = ray.cluster_resources()
-        asked = {"CPU": scale.workers * scale.cpus_per_worker, "GPU": scale.workers * (scale.device == "gpu")}
-        for kind, count in asked.items():
-            if count > total.get(kind, 0):
-                lower = "scale.cpus_per_worker" if kind == "CPU" else "set scale.device to cpu"
-                raise ValueError(
-                    f"scale asks for {count} {kind}s ({scale.workers} workers), the Ray cluster has {total.get(kind, 0):.0f}; "
-                    f"lower scale.workers or {lower}, or set RAY_ADDRESS to a larger cluster"
-                )
-        yield
-    finally:
-        ray.shutdown()
-
-
-@contextmanager
-def _offline() -> Iterator[None]:
-    """A cluster started inside asks nothing of other machines (tests/flows/test_offline.py counts the packets).
-
-    Without a dashboard, Ray's API server only reports usage, and asks the clouds' metadata addresses even when that is off (2.60,
-    usage_stats_head.py). Workers' torch looks their own address up backwards, 10 s where no nameserver answers.
-    """
-    server, resolver = services.start_api_server, os.environ.get("RES_OPTIONS")
-    services.start_api_server = lambda *_, **__: (None, None)  # as Ray has it when that process doesn't start
-    os.environ["RES_OPTIONS"] = "attempts:0"  # inherited by the workers
-    try:
-        yield
-    finally:
-        services.start_api_server = server
-        if resolver is None:
-            del os.environ["RES_OPTIONS"]
-        else:
-            os.environ["RES_OPTIONS"] = resolver
-
-
-def _code() -> dict[str, Any]:
-    """Workers of a cluster import the code of this checkout; those started here inherit the driver's path anyway."""
-    return {"env_vars": {"PYTHONPATH": str(PROJECT)}} if os.environ.get("RAY_ADDRESS") else {}
-
-
-def _scaling(scale: Scale) -> Any:
-    gpu = scale.device == "gpu"
-    resources = {"CPU": scale.cpus_per_worker, **({"GPU": 1} if gpu else {})}
-    return ScalingConfig(num_workers=scale.workers, use_gpu=gpu, resources_per_worker=resources)
 
 
 def _export(

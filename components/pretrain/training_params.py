@@ -71,6 +71,11 @@ class Optimisation(Params):
     final_ema: float = Field(
         gt=0, le=1, description="Momentum at the last step, along a straight line. 1.0 in the paper."
     )
+    skip_budget: int = Field(
+        ge=0,
+        description="Steps of the whole run whose loss or gradient is no number that may be left out, each with a warning; the next one "
+        "stops the stage. 0 stops at the first.",
+    )
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:
@@ -121,9 +126,22 @@ class Collapse(Params):
 class Scale(Params):
     """How many processes and devices train. The result does not depend on it, up to rounding."""
 
+    backend: Literal["ray", "none"] = Field(
+        description="ray trains in worker processes and starts them again when one is lost; none trains one worker in the stage's own "
+        "process, without Ray's start of some seconds."
+    )
     workers: int = Field(ge=1, le=4096, description="Training processes; global_batch_size is split evenly among them.")
     device: Literal["cpu", "gpu"] = Field(description="What each worker computes on; gpu gives every worker one GPU.")
     cpus_per_worker: int = Field(ge=1, le=256, description="CPU cores (and torch threads) of each worker.")
+    images_at_once: int = Field(
+        ge=0,
+        description="Most images of a worker in one forward pass; a larger share of the batch accumulates gradients over several. 0 takes "
+        "the share at once.",
+    )
+    sharding: Literal["ddp", "fsdp"] = Field(
+        description="ddp keeps the whole model in each worker; fsdp splits weights, gradients, moments and the target encoder among them, "
+        "for ViT-H and ViT-g."
+    )
     loaders: int = Field(
         ge=0,
         le=256,
@@ -137,6 +155,20 @@ class Scale(Params):
     activation_checkpointing: bool = Field(
         description="Keeps no activations inside layers but computes them again: much less memory, a third more time."
     )
+
+    compile: bool = Field(
+        description="torch.compile on encoder and predictor: faster steps on a GPU after a minute or more of compiling."
+    )
+
+    @model_validator(mode="after")
+    def _fits_backend(self) -> Self:
+        if self.backend == "none" and self.workers > 1:
+            raise ValueError(
+                f"backend is 'none' and workers {self.workers}; several workers need backend ray: set it, or workers to 1"
+            )
+        if self.sharding == "fsdp" and self.workers == 1:
+            raise ValueError("sharding is 'fsdp' and workers 1; there is nobody to share with: set sharding to ddp")
+        return self
 
     @model_validator(mode="after")
     def _have_cores(self) -> Self:

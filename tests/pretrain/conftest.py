@@ -34,12 +34,15 @@ def tiny() -> dict[str, Any]:
         "optimisation": {
             "epochs": 2, "warmup_epochs": 0.5, "global_batch_size": 16, "start_lr": 1e-4, "lr": 1e-3, "final_lr": 1e-5,
             "hold_after": 0.0, "weight_decay": 0.04, "final_weight_decay": 0.4, "decay_A": True, "beta2": 0.999,
-            "clip_norm": 0.0, "ema": 0.99, "final_ema": 1.0,
+            "clip_norm": 0.0, "ema": 0.99, "final_ema": 1.0, "skip_budget": 0,
         },
         "collapse": {"action": "warn", "effective_rank_floor": 0.0, "feature_std_floor": 0.0, "patience": 2},
         "scale": {
-            "workers": 1, "device": "cpu", "cpus_per_worker": 1, "loaders": 0, "precision": "fp32", "activation_checkpointing": False,
+            "backend": "ray", "workers": 1, "device": "cpu", "cpus_per_worker": 1, "images_at_once": 0, "sharding": "ddp", "loaders": 0,
+            "precision": "fp32", "activation_checkpointing": False, "compile": False,
         },
         "log_every": 1,
         "checkpoint_every": 2,
+        "keep_last": 2,
+        "keep_every": 0,
     }  # fmt: skip
