@@ -229,7 +229,7 @@ def processes(files: list[bytes], folder: Path, batch: int, steps: int) -> Itera
         for _ in range(1 + 2 * loaders):
             next(given)  # what was decoded before the clock runs
         start = time.perf_counter()
-        taken = sum(len(pixels) for pixels, _ in given) if loaders == 0 else 0
+        taken = sum(len(batch.pixels) for batch in given) if loaders == 0 else 0
         if loaders:
             for _ in range(steps - 1 - 2 * loaders):
                 taken += len(next(given).pixels)

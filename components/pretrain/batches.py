@@ -1,5 +1,6 @@
 """Which images a worker sees in which step, decoded ahead of it."""
 
+import time
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import NamedTuple
@@ -20,10 +21,14 @@ from components.pretrain.training_params import Augmentation
 
 
 class Batch(NamedTuple):
-    """One worker's share of one step: uint8 pixels [B, H, W, 3] and places in the global batch [B]."""
+    """One worker's share of one step: uint8 pixels [B, H, W, 3] and places in the global batch [B].
+
+    `waited`: the seconds for which whoever takes it from `Batches.steps` stood still until it was there, whole and (for a GPU) pinned.
+    """
 
     pixels: Tensor
     places: Tensor
+    waited: float = 0.0
 
 
 class Batches:
@@ -72,17 +77,23 @@ class Batches:
 
     def steps(self, start: int, stop: int) -> Iterator[Batch]:
         """Batches of the steps from `start` up to `stop`, decoded while those before are trained on, by `scale.loaders` processes."""
-        scale, plan = self._params.scale, _Plan(self, range(start, stop))
+        decoded, asked = self._decoded(range(start, stop)), time.monotonic()
+        for pixels in decoded:
+            yield Batch(pixels, torch.from_numpy(self._places), time.monotonic() - asked)
+            asked = time.monotonic()  # the step is done: from here on it waits for us
+
+    def _decoded(self, steps: range) -> Iterator[Tensor]:
+        scale, plan = self._params.scale, _Plan(self, steps)
         if not scale.loaders:
             threads = scale.cpus_per_worker if scale.device == "gpu" else 1
             for _, pixels in threaded(plan, self._crops.reader, threads):
-                yield Batch(pixels, torch.from_numpy(self._places))
+                yield pixels
             return
         loading = loader(self._crops, scale.loaders, scale.device == "gpu", batch_size=None, sampler=plan)
         for pixels in alive(loading, "scale.loaders"):
             if isinstance(pixels, str):
                 raise ValueError(pixels)
-            yield Batch(pixels, torch.from_numpy(self._places))
+            yield pixels
 
     def _order(self, epoch: int) -> NDArray[np.int64]:
         if epoch not in self._orders:

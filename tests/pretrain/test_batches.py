@@ -5,6 +5,7 @@ import json
 import pickle
 import subprocess
 import sys
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -114,6 +115,29 @@ def test_a_crop_is_that_of_its_epoch_and_image_in_whatever_batch_it_is(tiny: dic
     assert len(even) == 96 and len(across) == 80 and across.keys() < even.keys()
     assert all(torch.equal(pixels, even[place]) for place, pixels in across.items())
     assert any(not torch.equal(even[0, index], even[1, index]) for index in range(48))
+
+
+@pytest.mark.parametrize("loaders", [0, 1])
+def test_the_wait_for_a_batch_is_what_a_clock_outside_sees(
+    tiny: dict[str, Any], toy_images: Path, loaders: int
+) -> None:
+    """Also where reading takes a millisecond an image; and what was read during a long step is there at once."""
+    tiny["scale"]["loaders"] = loaders
+    run = batches(tiny, toy_images)
+    if not loaders:
+        read = run._crops._augmented
+        run._crops._augmented = lambda *which: (time.sleep(0.001), read(*which))[1]  # type: ignore[method-assign]
+    steps, waits = run.steps(0, 6), list[tuple[float, float]]()
+    for step in range(6):
+        if step == 5:
+            time.sleep(0.5)
+        asked = time.monotonic()
+        waits.append((next(steps).waited, time.monotonic() - asked))
+    steps.close()
+    assert all(0 <= told <= seen < told + 0.1 for told, seen in waits), waits
+    if not loaders:
+        assert sum(told for told, _ in waits[:5]) > 5 * 16 * 0.001
+    assert waits[5][0] < 0.25 and run.batch(0).waited == 0
 
 
 @pytest.mark.parametrize("loaders", [1, 2])
