@@ -12,22 +12,30 @@ from components.mim.positions import StopSettings
 from components.mim.predictor import Predictor
 
 
+def whole(tensor: Tensor) -> Tensor:
+    """`tensor`, gathered from all workers where it is sharded (a DTensor)."""
+    gather = getattr(
+        tensor, "full_tensor", None
+    )  # torch.distributed.tensor is slow to import, and may not be there at all
+    return gather() if gather else tensor
+
+
 @torch.no_grad()
 def norms(predictor: Predictor, stop: StopSettings, grid: tuple[int, int]) -> dict[str, float]:
     """Sizes of A, b, m̃ and of the noise, by metric name.
 
     `A_norm` is ‖A‖ (Frobenius), `A_norm_l1` its mean absolute entry (the paper's normalised l1, Fig. 4), `noise_ratio` is
     rms(A·n)/rms(ψ) in expectation, with N or I in place of A where the covariance says so. Without a mask token its norms are
-    0; with `bias_on_noise` it is b that marks masked tokens.
+    0; with `bias_on_noise` it is b that marks masked tokens. With sharded weights every worker must call it.
     """
-    weight = predictor.embed.weight.float()
-    token = predictor.mask_token.float() if predictor.config.mask_token else torch.zeros(1)
-    positions = predictor.position_table(grid).float().square().mean().sqrt()
+    weight, bias = (whole(parameter).float() for parameter in (predictor.embed.weight, predictor.embed.bias))
+    token = whole(predictor.mask_token).float() if predictor.config.mask_token else torch.zeros(1)
+    positions = whole(predictor.position_table(grid)).float().square().mean().sqrt()
     return {
         "A_norm": weight.norm().item(),
         "A_norm_l1": weight.abs().mean().item(),
-        "b_norm": predictor.embed.bias.float().norm().item(),
-        "b_norm_l1": predictor.embed.bias.float().abs().mean().item(),
+        "b_norm": bias.norm().item(),
+        "b_norm_l1": bias.abs().mean().item(),
         "mask_token_norm": token.norm().item(),
         "mask_token_norm_l1": token.abs().mean().item(),
         "noise_ratio": stop.noise_std * _gain(predictor) / positions.item(),
@@ -39,7 +47,7 @@ def _gain(predictor: Predictor) -> float:
     if predictor.config.covariance == "fixed":
         return 1.0
     matrix = predictor.noise_embed if predictor.config.covariance == "untied" else predictor.embed
-    return float(matrix.weight.float().norm()) / math.sqrt(predictor.config.width)
+    return float(whole(matrix.weight).float().norm()) / math.sqrt(predictor.config.width)
 
 
 @torch.no_grad()
@@ -58,8 +66,11 @@ def effective_rank(features_nD: Tensor) -> float:
 
 @torch.no_grad()
 def spectrum(predictor: Predictor) -> Tensor:
-    """Eigenvalues of AAᵀ, the largest first: float32 [min(P, D)]. Σ = noise_std² times these (equation 2)."""
-    singular: Tensor = torch.linalg.svdvals(predictor.embed.weight.float())
+    """Eigenvalues of AAᵀ, the largest first: float32 [min(P, D)]. Σ = noise_std² times these (equation 2).
+
+    With sharded weights every worker must call it.
+    """
+    singular: Tensor = torch.linalg.svdvals(whole(predictor.embed.weight).float())
     return singular.square()
 
 

@@ -40,11 +40,11 @@ def layer_norm(width: int) -> nn.LayerNorm:
     return nn.LayerNorm(width, eps=1e-6)
 
 
-def transformer_layers(width: int, heads: int, layers: int) -> nn.ModuleList:
-    """`layers` pre-norm layers: qkv bias, GELU, MLP ratio 4, attention by `scaled_dot_product_attention`."""
+def transformer_layers(width: int, heads: int, layers: int, last: type[Block] = Block) -> nn.ModuleList:
+    """`layers` pre-norm layers, the last one a `last`: qkv bias, GELU, MLP ratio 4, attention by `scaled_dot_product_attention`."""
     return nn.ModuleList(
-        Block(width, heads, mlp_ratio=4.0, qkv_bias=True, norm_layer=partial(nn.LayerNorm, eps=1e-6))
-        for _ in range(layers)
+        kind(width, heads, mlp_ratio=4.0, qkv_bias=True, norm_layer=partial(nn.LayerNorm, eps=1e-6))
+        for kind in [*[Block] * (layers - 1), last]
     )
 
 
@@ -57,6 +57,10 @@ class LayerStack(nn.Module):
     """Runs transformer layers; with `checkpointing` a layer's activations are computed again in the backward pass."""
 
     checkpointing = False
+
+    def layer_modules(self) -> list[nn.Module]:
+        """The layers, each called as a module, so that it can be sharded or compiled for itself; none where they are not."""
+        raise NotImplementedError
 
     def through(self, layers: Iterator[Layer] | nn.ModuleList, tokens_BND: Tensor) -> Tensor:
         """The last of `each`."""
@@ -155,6 +159,10 @@ class Encoder(VisionEncoder):
         if self.prefix:
             tokens = torch.cat([self.class_token.expand(len(tokens), -1, -1), tokens], dim=1)
         return tokens
+
+    def layer_modules(self) -> list[nn.Module]:
+        """All layers."""
+        return list(self.blocks)
 
     def stack(self, grid: tuple[int, int], indices_BK: Tensor | None) -> nn.ModuleList:
         """Plain layers: positions were added once, in `embed`."""

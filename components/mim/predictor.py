@@ -41,6 +41,14 @@ class PredictorConfig:
         return asdict(self)
 
 
+class LastLayer(Block):  # type: ignore[misc]
+    """A layer that is asked for some of its tokens. A module of its own, so that shards are gathered and code compiled around it."""
+
+    def forward(self, tokens_BNP: Tensor, start: int = 0) -> Tensor:
+        """As `queried`."""
+        return queried(self, start, tokens_BNP)
+
+
 class Predictor(LayerStack):
     """A narrow ViT over context and masked tokens. `embed` is A and b: context features and noise pass through the same A."""
 
@@ -54,11 +62,15 @@ class Predictor(LayerStack):
             self.mask_token = nn.Parameter(torch.zeros(1, 1, config.width))
         if config.positions == "learned":
             self.positions = nn.Parameter(torch.zeros(1, config.grid_side**2, config.width))
-        self.blocks = transformer_layers(config.width, config.heads, config.layers)
+        self.blocks = transformer_layers(config.width, config.heads, config.layers, last=LastLayer)
         self.norm = layer_norm(config.width)
         self.head = nn.Linear(config.width, config.output_width)
         if config.low_resolution:
             self.low_head = nn.Linear(config.width, config.output_width)
+
+    def layer_modules(self) -> list[nn.Module]:
+        """All layers."""
+        return list(self.blocks)
 
     def position_table(self, grid: tuple[int, int]) -> Tensor:
         """ψ of every patch: [N, P]."""
@@ -92,7 +104,7 @@ class Predictor(LayerStack):
         """The normed states [B, T, P] of the masked tokens, which `head` turns into predictions."""
         tokens, start = torch.cat([context, masked_BTP.to(context.dtype)], dim=1), context.shape[1]
         # Nothing reads the context after the last layer, so it is not computed there: half of that layer's work.
-        last = partial(queried, self.blocks[-1], start)
+        last = partial(self.blocks[-1], start=start)
         return self.norm(self.through(chain(self.blocks[:-1], [last]), tokens))  # type: ignore[no-any-return]
 
 

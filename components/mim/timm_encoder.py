@@ -12,7 +12,7 @@ import torch
 from timm.layers import PatchEmbed
 from timm.models.beit import Beit
 from timm.models.vision_transformer import VisionTransformer
-from torch import Tensor
+from torch import Tensor, nn
 
 from components.mim import beit
 from components.mim.encoder import Layer, VisionEncoder, gather
@@ -85,6 +85,10 @@ class TimmEncoder(VisionEncoder):
         if indices_BK is None:
             return tokens_BND
         return torch.cat([tokens_BND[:, : self.prefix], gather(tokens_BND[:, self.prefix :], indices_BK)], dim=1)
+
+    def layer_modules(self) -> list[nn.Module]:
+        """Those of a VisionTransformer. Beit's run piece by piece, with position biases from outside."""
+        return [] if isinstance(self.model, Beit) else list(self.model.blocks)
 
     def stack(self, grid: tuple[int, int], indices_BK: Tensor | None) -> Iterator[Layer]:
         """The layers; those of Beit get the position biases of the visible patches."""
