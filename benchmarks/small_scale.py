@@ -63,9 +63,9 @@ def one_seed(recipe: dict[str, dict[str, Any]], seed: int, folder: Path) -> Row:
     folder.mkdir(parents=True, exist_ok=True)
     data = ROOT / "data" / "prepared"
     dataset = data / recipe["pretrain"]["dataset"]
-    row = run(
-        recipe, seed, folder, "pretrain", "", {"dataset": dataset, "init": ROOT / recipe["pretrain"]["init"]["path"]}
-    )
+    inputs = {"dataset": dataset, "quality": data / recipe["pretrain"]["quality"]["dataset"]}
+    inputs["init"] = ROOT / recipe["pretrain"]["init"]["path"]
+    row = run(recipe, seed, folder, "pretrain", "", inputs)
     encoder = folder / "pretrain" / "encoder"
     for word, member in EVALUATIONS:
         section = recipe[word]

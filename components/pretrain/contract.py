@@ -7,6 +7,7 @@ from pydantic import Field, model_validator
 
 from components.mim.grid import check_masks, patch_grid
 from components.pretrain.model_params import Encoder, Init, Masks, Objective, Predictor, Stop
+from components.pretrain.quality_params import QualityParams
 from components.pretrain.training_params import Augmentation, Collapse, Optimisation, Scale
 from components.stage import Inputs, Metrics, Outputs, Params
 
@@ -33,6 +34,7 @@ class PretrainParams(Params):
     augmentation: Augmentation
     optimisation: Optimisation
     collapse: Collapse
+    quality: QualityParams
     scale: Scale
     log_every: int = Field(ge=1, description="Steps between two points of the curves.")
     checkpoint_every: int = Field(ge=1, description="Steps between two checkpoints; a restart loses at most that many.")
@@ -49,6 +51,7 @@ class PretrainParams(Params):
     def _fits(self) -> Self:
         grid = patch_grid(self.encoder.image_size, self.encoder.patch_size)
         check_masks(grid, self.masks)
+        self.quality.check_view(self.encoder.image_size)
         if self.objective.low_resolution != "none" and grid.h % 2:
             raise ValueError(
                 f"objective.low_resolution is {self.objective.low_resolution!r} on a {grid.h}×{grid.w} patch grid; the grid must have "
@@ -88,6 +91,9 @@ class PretrainInputs(Inputs):
     """What pretraining reads."""
 
     dataset: Path = Field(description="prepared dataset with a train split")
+    quality: Path = Field(
+        description="prepared labelled dataset to measure quality on; not looked at where that is off"
+    )
     init: Path = Field(description="what the encoder starts from: a file of weights, or the code that draws them")
 
 

@@ -37,6 +37,10 @@ def tiny() -> dict[str, Any]:
             "clip_norm": 0.0, "ema": 0.99, "final_ema": 1.0, "skip_budget": 0,
         },
         "collapse": {"action": "warn", "effective_rank_floor": 0.0, "feature_std_floor": 0.0, "patience": 2},
+        "quality": {
+            "every_epochs": 0.0, "dataset": "toy", "train_split": "train", "test_split": "test", "train_images": 40, "test_images": 24,
+            "resize_short_side": 0, "knn_k": 5,
+        },
         "scale": {
             "backend": "ray", "workers": 1, "device": "cpu", "cpus_per_worker": 1, "images_at_once": 0, "sharding": "ddp", "loaders": 0,
             "precision": "fp32", "activation_checkpointing": False, "compile": False,

@@ -73,6 +73,18 @@ def change(values: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
         ("augmentation.crop_scale_min", 1.0, None),
         ("optimisation.warmup_epochs", 2.0, "warmup_epochs is 2.0 and epochs 2"),
         ("scale.workers", 3, "global_batch_size is 16 and scale.workers 3; the workers must share the batch evenly"),
+        (
+            "quality.test_split",
+            "train",
+            "train_split and test_split are both 'train'; images that were learned from prove",
+        ),
+        ("quality.knn_k", 41, "knn_k is 41 and train_images 40; no more can vote than there are"),
+        (
+            "quality.resize_short_side",
+            14,
+            "resize_short_side is 14, below encoder.image_size 16; a crop must fit: raise it to 18",
+        ),
+        ("quality.resize_short_side", 16, None),
         ("scale.device", "tpu", "scale.device is 'tpu': input should be 'cpu' or 'gpu'"),
     ],
 )
@@ -113,7 +125,7 @@ def test_the_command_refuses_at_once_and_leaves_nothing(tmp_path: Path, tiny: di
     (tmp_path / "pretrain.yaml").write_text(canonical_yaml(change(tiny, "optimisation.lr", 7.0)))
     flags = ["--params", "pretrain.yaml", "--dataset", str(toy_images), "--encoder", "out/e", "--predictor", "out/p"]
     flags += ["--state", "out/s", "--history", "out/h", "--masks", "out/p.png", "--work", "out/w"]
-    flags += ["--init", str(toy_images), "--spectrum", "out/c"]
+    flags += ["--quality", str(toy_images), "--init", str(toy_images), "--spectrum", "out/c"]
     flags += ["--metrics", "out/m", "--run", "out/r"]
     done = subprocess.run(
         [sys.executable, "-X", "importtime", "-m", "components", "pretrain", *flags],

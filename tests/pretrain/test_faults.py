@@ -39,6 +39,8 @@ def start(folder: Path, values: dict[str, Any], toy: Path) -> subprocess.Popen[s
         "pretrain.yaml",
         "--dataset",
         str(toy),
+        "--quality",
+        str(toy),
         "--init",
         str(SCRATCH),
         *flags,

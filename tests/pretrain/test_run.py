@@ -35,7 +35,7 @@ def pretrain(folder: Path, values: dict[str, Any], toy: Path, init: Path = SCRAT
     flags = [text for name, path in outputs.items() for text in (f"--{name}", path)]
     return subprocess.run(
         [sys.executable, "-m", "components", "pretrain", "--params", "pretrain.yaml", "--dataset", str(toy),
-         "--init", str(init), *flags],
+         "--quality", str(toy), "--init", str(init), *flags],
         cwd=folder, capture_output=True, text=True,
         env={**os.environ, "DVC_ROOT": str(folder), "MLFLOW_RUN_ID": "0" * 32},  # of a person's shell, which counts for nothing
     )  # fmt: skip
@@ -108,7 +108,7 @@ def test_a_state_that_does_not_fit_is_not_gone_on_from(
     params = PretrainParams(**tiny)
     (tmp_path / "new").mkdir()
     steps = 3 * params.optimisation.epochs
-    begin(tmp_path / "new", params, PretrainInputs(dataset=toy_images, init=SCRATCH), steps)
+    begin(tmp_path / "new", params, PretrainInputs(dataset=toy_images, quality=toy_images, init=SCRATCH), steps)
     before = sorted(path.name for path in (tmp_path / "new").iterdir())
     with pytest.raises(ValueError, match=message):
         adopt(tmp_path / "new", old)

@@ -22,7 +22,9 @@ def begun(tmp_path: Path, tiny: dict[str, Any], toy_images: Path, monkeypatch: p
         values = tiny | {"seed": known.pop("seed", 0)}
         folder = tmp_path / name
         folder.mkdir()
-        unfinished.begin(folder, PretrainParams(**values), PretrainInputs(dataset=toy_images, init=SCRATCH), 60)
+        unfinished.begin(
+            folder, PretrainParams(**values), PretrainInputs(dataset=toy_images, quality=toy_images, init=SCRATCH), 60
+        )
         unfinished.note(folder, step=step, started=f"2026-01-0{len(list(tmp_path.iterdir()))}", **known)
         return folder
 
@@ -30,18 +32,25 @@ def begun(tmp_path: Path, tiny: dict[str, Any], toy_images: Path, monkeypatch: p
 
 
 def test_it_names_the_newest_first_and_what_differs(begun: Any, tmp_path: Path) -> None:
-    begun("old", 20, code={"components.mim.model": "other"}, inputs={"dataset": "other", "init": "other"}, seed=3)
+    begun(
+        "old",
+        20,
+        code={"components.mim.model": "other"},
+        inputs=dict.fromkeys(("dataset", "quality", "init"), "other"),
+        seed=3,
+    )
     begun("newer", 40)
     mine = begun("mine", 0)
     lines = unfinished.announcement(mine)
     assert lines[0] == f"unfinished: {tmp_path}/newer reached step 40 of 60 by run wide-mask, started 2026-01-02"
     assert lines[1] == f"unfinished: {tmp_path}/old reached step 20 of 60 by run wide-mask, started 2026-01-01"
-    assert lines[2:5] == [
+    assert lines[2:6] == [
         "  pretrain.seed: 3 there, 0 here",
         "  input dataset: other content",
         "  input init: other content",
+        "  input quality: other content",
     ]
-    assert lines[5].startswith("  code: components") and "components.mim.model" in lines[5]
+    assert lines[6].startswith("  code: components") and "components.mim.model" in lines[6]
     assert lines[-2] == f"  python -m components.resume {mine} --resume-from {tmp_path}/newer"
 
 
