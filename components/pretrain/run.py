@@ -8,6 +8,7 @@ from ray.train import CheckpointConfig, Result, RunConfig, WorkerGroupError
 from ray.train.torch import TorchTrainer
 
 from components import progress, tracking
+from components.cluster import code
 from components.figures import curves, spectrum
 from components.images.store import Store
 from components.mim import diagnostics, weights
@@ -16,7 +17,7 @@ from components.pretrain import preview, unfinished
 from components.pretrain.adopt import latest
 from components.pretrain.batches import Batches
 from components.pretrain.building import Start, build
-from components.pretrain.cluster import cluster, code, scaling  # first of those that import ray
+from components.pretrain.cluster import cluster, scaling
 from components.pretrain.contract import (
     PretrainInputs,
     PretrainMetrics,
