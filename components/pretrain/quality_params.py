@@ -29,12 +29,12 @@ class QualityParams(Params):
     )
     train_images: int = Field(
         ge=2,
-        description="Most images of train_split, drawn by the seed, of each class as many as there are of the others. Decoded once and "
-        "kept in memory among the workers: 0.15 MB each at 224 pixels.",
+        description="Most images of train_split, as many of each class, and the same ones in every run. They are decoded once and stay in "
+        "memory, shared among the workers: 0.15 MB each at 224 pixels.",
     )
     test_images: int = Field(
         ge=1,
-        description="Most images of test_split, drawn alike. The standard error of 1000 is 1.6 points at worst.",
+        description="Most images of test_split, drawn alike; with 1000 the standard error of a score is 1.6 points at most.",
     )
     resize_short_side: int = Field(
         ge=0,
