@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import ray
@@ -70,21 +70,21 @@ def shortage(asked: Asked, nodes: Iterable[Mapping[str, float]]) -> str:
     return ""
 
 
-def wait_for(asked: Asked, patience_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+def wait_for(asked: Asked, patience_s: float) -> None:
     """Returns once the connected cluster has room for all workers; ValueError when it has none after `patience_s`.
 
     Room is what nobody uses now. Shows what is missing at once and every half minute: nodes that have gone, or others' work.
     """
-    start = clock()
+    start = time.monotonic()
     told = start - TELL_S
     while missing := _missing(asked):
-        now = clock()
+        now = time.monotonic()
         if now - start >= patience_s:
             raise ValueError(f"{missing}; waited {patience_s:.0f} s for it; {asked.way_out('CPU')}")
         if now - told >= TELL_S:
             told = now
             progress.show(f"{missing}; waiting, for {patience_s - (now - start):.0f} s more")
-        time.sleep(min(POLL_S, patience_s))
+        time.sleep(POLL_S)
 
 
 def _missing(asked: Asked) -> str:
