@@ -31,6 +31,12 @@ PANELS: tuple[tuple[str, str, dict[str, str]], ...] = (
     ("Throughput, all workers", "images / s", {"images_per_second": ""}),
 )
 """Title, y label, and the curves of a panel: their names in a row of the history, and in the legend."""
+QUALITY = (
+    "Labelled images, target encoder",
+    "top-1 (%)",
+    {"quality_knn_top1": "k-NN", "quality_probe_top1": "linear probe", "quality_guessing_top1": "guessing, at most"},
+)
+"""The panel of what only some rows have, where quality was measured."""
 
 QUANTITIES = {
     "train_loss": ("Training loss, with augmentation", "cross-entropy (nats)"),
@@ -48,34 +54,42 @@ MARKED = 40  # rows; few points are shown as such, many as a line
 def curves(rows: Sequence[Mapping[str, float]]) -> Figure:
     """The history of a pretraining run, a panel per quantity over the step; `rows` as `loop.Trainer` logs them.
 
-    Raises ValueError when there is no row or a row lacks a curve.
+    Raises ValueError when there is no row or a row lacks a curve; those of QUALITY may be anywhere or nowhere.
     """
     if not rows:
         raise ValueError("the history has 0 rows; curves need at least one: train until log_every steps are done")
     named = {"step", *(name for _, _, lines in PANELS for name in lines)}
     if missing := sorted({name for row in rows for name in named - row.keys()}):
         raise ValueError(f"rows of the history lack {', '.join(missing)}; each row must hold every curve: train again")
-    steps = [row["step"] for row in rows]
-    figure = Figure(figsize=(12, 8.5), dpi=100, layout="constrained")
-    grid = figure.subplots(3, 3, sharex=True)
-    for axes, (title, label, lines) in zip(grid.flat, PANELS, strict=True):
-        for number, (name, meaning) in enumerate(lines.items()):
-            axes.plot(
-                steps,
-                [row[name] for row in rows],
-                color=COLOURS[number],
-                linestyle=DASHES[number],
-                marker="o" if len(rows) <= MARKED else "",
-                markersize=3.5,
-                linewidth=1.8 if len(rows) <= MARKED else 1.0,
-                label=meaning,
-            )
-        if len(lines) > 1:
-            axes.legend(loc="center right", fontsize=8)  # the search for the best place is slow for a long history
-        _dress(axes, title, label)
-    for axes in grid[-1]:
+    panels = [*PANELS, QUALITY] if any(QUALITY[2].keys() & row.keys() for row in rows) else PANELS
+    lines_of_three = -(-len(panels) // 3)
+    figure = Figure(figsize=(12, 8.5 * lines_of_three / 3), dpi=100, layout="constrained")
+    grid = figure.subplots(lines_of_three, 3, sharex=True)
+    for unused in grid.flat[len(panels) :]:
+        unused.remove()
+    for axes, panel in zip(grid.flat, panels, strict=False):
+        _panel(axes, rows, *panel)
+    for axes in figure.axes[-3:]:
         axes.set_xlabel("step (updates)")
+        axes.tick_params(labelbottom=True)  # sharing it hides the numbers above a place that is not used
     return figure
+
+
+def _panel(axes: Axes, rows: Sequence[Mapping[str, float]], title: str, label: str, lines: Mapping[str, str]) -> None:
+    for number, (name, meaning) in enumerate(lines.items()):
+        points = [(row["step"], row[name]) for row in rows if name in row]
+        axes.plot(
+            *zip(*points, strict=True),
+            color=COLOURS[number],
+            linestyle=DASHES[number],
+            marker="o" if len(points) <= MARKED else "",
+            markersize=3.5,
+            linewidth=1.8 if len(points) <= MARKED else 1.0,
+            label=meaning,
+        )
+    if len(lines) > 1:
+        axes.legend(loc="center right", fontsize=8)  # the search for the best place is slow for a long history
+    _dress(axes, title, label)
 
 
 def spectrum(end: Sequence[float], start: Sequence[float]) -> Figure:

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 from sklearn.metrics import confusion_matrix
 
-from components.figures import CELLS_WITH_NUMBERS, LABEL, PANELS, TICKS, by_epoch, confusion, curves, spectrum
+from components.figures import CELLS_WITH_NUMBERS, LABEL, PANELS, QUALITY, TICKS, by_epoch, confusion, curves, spectrum
 
 DRAWN = [name for _, _, lines in PANELS for name in lines]
 
@@ -55,6 +55,19 @@ def test_each_panel_says_what_it_shows_and_lines_of_one_differ() -> None:
         legend = axes.get_legend()
         assert legend and [text.get_text()[:3] for text in legend.get_texts()] == beginnings
         assert len({(line.get_color(), line.get_linestyle()) for line in axes.lines}) == 2
+
+
+def test_quality_is_drawn_where_it_was_measured() -> None:
+    """Points of every third row, and none of a row that has none."""
+    rows = history(7)
+    for place in (0, 3, 6):
+        rows[place] |= {name: 20.0 + place + number for number, name in enumerate(QUALITY[2])}
+    figure = curves(rows)
+    png(figure)
+    assert [axes.get_title() for axes in figure.axes] == [title for title, _, _ in (*PANELS, QUALITY)]
+    for number, line in enumerate(figure.axes[-1].lines):
+        assert list(line.get_xdata()) == [10.0, 40.0, 70.0]
+        assert list(line.get_ydata()) == [20.0 + number, 23.0 + number, 26.0 + number]
 
 
 def test_the_spectrum_shows_both_ends() -> None:

@@ -123,8 +123,10 @@ def _drawing(path: Path, head: Sequence[str], rows: Sequence[Sequence[str]]) -> 
     """The drawing of a table by its columns; None for one that is to be read."""
     columns = {name: [row[i] for row in rows] for i, name in enumerate(head)}
     if path.stem == "pretrain":
-        values = {name: [float(cell) for cell in cells] for name, cells in columns.items()}
-        return figures.curves([dict(zip(values, row, strict=True)) for row in zip(*values.values(), strict=True)])
+        # An empty cell is what was not measured at that step.
+        return figures.curves(
+            [{name: float(cell) for name, cell in zip(head, row, strict=True) if cell} for row in rows]
+        )
     if head[0] == "epoch":
         return figures.by_epoch({name: [float(cell) for cell in cells] for name, cells in columns.items()})
     if {"start", "end"} <= columns.keys():
