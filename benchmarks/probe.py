@@ -31,9 +31,10 @@ from components.images.transforms import View, normalise
 from components.mim.encoder import Encoder, EncoderConfig
 from components.mim.initialise import initialise
 from components.probe.dataset import Part, Subject
-from components.probe.extraction import DECODERS, pooled
+from components.probe.extraction import DECODERS
 from components.probe.heads import Heads, Source, Task, fit
-from components.probe.params import HeadParams
+from components.probe.kept import pooled
+from components.probe.params import Encoding, HeadParams
 from components.probe.sources import Augmented, Cached, Crop
 
 clock = time.perf_counter
@@ -134,13 +135,13 @@ def main() -> None:
         folder = Path(name)
         part = Part(images(folder / "noise", 2 * batch, options.classes), np.arange(2 * batch))
         one_batch, view = Part(part.store, np.arange(batch)), View(224, 224, 256, mirror=False)
-        made = 0
+        how, made = Encoding(batch, 1, torch.get_num_threads()), 0
 
         def extract() -> np.ndarray:
             nonlocal made
             made += 1
             where = folder / "work" / str(made)
-            return pooled(subject, part, view, layers=4, batch_size=batch, folder=where, label="").matrix
+            return pooled(subject, part, view, layers=4, encoding=how, folder=where, label="").matrix
 
         def read() -> list[torch.Tensor]:
             plan = iter(np.split(part.rows, 2))
@@ -168,7 +169,7 @@ def main() -> None:
         )  # fmt: skip
         print("| 32 heads / 1 head, random crops |", crops, "|", flush=True)
         with redirect_stdout(StringIO()):
-            kept = pooled(subject, one_batch, view, layers=4, batch_size=batch, folder=folder / "kept", label="")
+            kept = pooled(subject, one_batch, view, layers=4, encoding=how, folder=folder / "kept", label="")
         kept_step = heads(
             lambda: Cached([kept], np.arange(batch), labels, 0, device), options.classes, batch, device, options.repeats
         )

@@ -12,8 +12,9 @@ from components.features import pick
 from components.images.transforms import View
 from components.probe.choice import Choice, Rows, choose, gain, split
 from components.probe.dataset import Part, Subject, open_part, subjects
-from components.probe.extraction import Features, home, keeping, pooled
+from components.probe.extraction import Features
 from components.probe.heads import Task
+from components.probe.kept import home, keeping, pooled
 from components.probe.sources import Cached
 from components.probe.tables import write_confusion, write_heads
 
@@ -55,7 +56,7 @@ def run(params: ClevrParams, inputs: ClevrInputs, outputs: ClevrOutputs) -> Clev
 
 def _protocol(params: ClevrParams, path: Path, train: Part, test: Part) -> str:
     """Writes the protocol and returns its hash. Values that nothing reads are left out."""
-    unread = {"encoding_batch_size", "dataset", "heads", "train_limit", "test_limit"} | (
+    unread = {"encoding_batch_size", "workers", "cpus_per_worker", "dataset", "heads", "train_limit", "test_limit"} | (
         {"holdout_fraction"} if params.profile == "paper" else set()
     )
     decided_by = evaluation.settings(params, without=unread) | {"heads": params.heads.decisive()}
@@ -83,7 +84,7 @@ def _encode(params: ClevrParams, part: Part, subject: Subject, work: Path, mirro
         part,
         View(params.height, params.width, 0, mirror),
         layers=params.layers,
-        batch_size=params.encoding_batch_size,
+        encoding=params.encoding(),
         folder=work,
         label=f"clevr: {subject.kind} features of {part.store.split}{', mirrored' if mirror else ''}",
     )

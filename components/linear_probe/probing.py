@@ -11,8 +11,9 @@ from components.linear_probe.contract import LinearProbeParams, TaskParams
 from components.probe import logistic
 from components.probe.choice import Choice, Rows, accuracy, choose
 from components.probe.dataset import Part, Subject
-from components.probe.extraction import Features, home, pooled
+from components.probe.extraction import Features
 from components.probe.heads import Source, Task
+from components.probe.kept import home, pooled
 from components.probe.neighbours import nearest
 from components.probe.sources import Augmented, Cached, Crop
 
@@ -50,8 +51,8 @@ def probe(
     def features(part: Part, layers: int, mirror: bool = False) -> Features:
         label = f"{name.name} features of {part.store.split}{', mirrored' if mirror else ''}"
         seen = view(settings)._replace(mirror=mirror)
-        size = params.encoding_batch_size
-        return pooled(subject, part, seen, layers=layers, batch_size=size, folder=work, label=label)
+        how = params.encoding()
+        return pooled(subject, part, seen, layers=layers, encoding=how, folder=work, label=label)
 
     judge = features(parts.test, params.layers)
     if settings.training == "cached":

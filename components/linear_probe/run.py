@@ -17,8 +17,8 @@ from components.linear_probe.contract import (
 from components.linear_probe.probing import Outcome, Parts, probe
 from components.probe.choice import gain, split
 from components.probe.dataset import open_part, subjects
-from components.probe.extraction import keeping
 from components.probe.heads import Task
+from components.probe.kept import keeping
 from components.probe.neighbours import check_k
 from components.probe.tables import write_confusion, write_heads
 
@@ -65,7 +65,9 @@ def decided_by(params: LinearProbeParams, settings: TaskParams) -> dict[str, Any
     unread = {"dataset", "train_list", "heads", "train_limit", "test_limit"}  # the data say which rows were used
     unread |= {"crop_scale_min", "crop_scale_max"} if settings.training == "cached" else set()
     unread |= {"resize_short_side"} if settings.resize == "direct" else set()
-    own = {"encoding_batch_size", "tasks"} | ({"holdout_fraction"} if params.profile == "paper" else set())
+    own = {"encoding_batch_size", "workers", "cpus_per_worker", "tasks"} | (
+        {"holdout_fraction"} if params.profile == "paper" else set()
+    )
     task = evaluation.settings(settings, without=unread)
     return evaluation.settings(params, without=own) | task | {"heads": settings.heads.decisive()}
 

@@ -43,6 +43,10 @@ class Subject(NamedTuple):
     mark: str
 
 
+LOADERS = {"pretrained": load_encoder, "untrained": untrained_encoder}
+"""What makes a subject of either kind of its file."""
+
+
 def spread(total: int, limit: int) -> NDArray[np.int64]:
     """At most `limit` of `total` rows at even distances, so that a dataset in order of class keeps all; 0 takes all."""
     count = min(limit, total) if limit else total
@@ -75,7 +79,7 @@ def subjects(path: Path, height: int, width: int, device: torch.device) -> Itera
     Raises ValueError naming the file unless `height` × `width` fits the encoder.
     """
     mark = file_hash(path)
-    for kind, load in (("pretrained", load_encoder), ("untrained", untrained_encoder)):
+    for kind, load in LOADERS.items():
         encoder = load(path)
         try:
             encoder.grid(height, width)

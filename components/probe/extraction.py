@@ -1,36 +1,37 @@
-"""Frozen encoders as feature extractors: pooled vectors of images, encoded once and kept in a file.
+"""Frozen encoders as feature extractors: pooled vectors of images. What keeps them in a file: kept.py."""
 
-The folder of a file is named by all that decides what it holds: weights, view, images, layers and the code that encodes. The file is
-written under another name and renamed when it is complete, by one process at a time, so that what is there can be used.
-"""
-
-import hashlib
 import os
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
-from importlib.metadata import version
-from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from itertools import chain, islice
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from components import progress
 from components.images import decoding
 from components.images.loading import threaded
 from components.images.store import Store
 from components.images.transforms import View, normalise
 from components.mim.encoder import VisionEncoder
 from components.probe.dataset import Part, Subject
-from components.stage import atomic, code, digest
-from components.work import alone, remove_unused, together
+from components.probe.params import Encoding
+from components.probe.pieces import Piece, Pieces
 
 DECODERS = max(2, len(os.sched_getaffinity(0)))
-KEPT = "features.npy"
 CODE = ("components.mim", "components.images", "components.probe.extraction")
+
+
+class Request(NamedTuple):
+    """What features are asked for: of the images of `part` as `view` shows them, the last `layers` layers, and who encodes them."""
+
+    part: Part
+    view: View
+    layers: int
+    encoding: Encoding
 
 
 class Features(NamedTuple):
@@ -78,74 +79,47 @@ def encode(encoder: VisionEncoder, pixels_BHWC: Tensor, layers: int) -> Tensor:
     return torch.cat(vectors, dim=1).float()
 
 
-def pooled(
-    subject: Subject, part: Part, view: View, *, layers: int, batch_size: int, folder: Path, label: str
-) -> Features:
-    """Features of the part's images as `view` shows them, from `folder` where they are kept already.
+def fill(
+    pieces: Pieces, missing: Sequence[Piece], subject: Subject, request: Request, advance: Callable[[int], None]
+) -> None:
+    """Encodes the `missing` pieces of what is requested and writes them; `advance` is told the images of each batch.
 
-    `label` names the work in the progress lines. Raises ValueError naming encoder and image for features that are no numbers.
+    Raises ValueError naming encoder and image for features that are no numbers, and as `Store` does for a damaged image.
     """
-    sets = columns(subject.encoder, layers)
-    path = home(folder, subject) / f"{subject.kind}-{part.store.split}-{key(subject, part, view, layers)}" / KEPT
-    busy = f"{label}: another process encodes the same images; waiting to use its features"
-    with alone(path.parent, busy):
-        if path.is_file():
-            progress.show(
-                f"{label}: {len(part.rows)} kept from before in {path.parent.relative_to(folder)}, used again"
-            )
-        else:
-            with atomic(path) as temporary, temporary.open("wb") as file:
-                shape = (len(part.rows), max(columns.stop for columns in sets.values()))
-                header = {
-                    "descr": np.lib.format.dtype_to_descr(np.dtype(np.float32)),
-                    "fortran_order": False,
-                    "shape": shape,
-                }
-                np.lib.format.write_array_header_1_0(file, header)
-                _fill(file, subject, part, view, layers, batch_size, label)
-                file.flush()
-                os.fsync(file.fileno())  # the new name must not survive a crash that the bytes do not
-    return Features(np.load(path, mmap_mode="r"), sets)
+    size = request.encoding.batch_size
+    cuts = [
+        [slice(row, min(row + size, piece.stop)) for row in range(piece.start, piece.stop, size)] for piece in missing
+    ]
+    batches = chain.from_iterable(cuts)  # one plan over all pieces: images are decoded ahead across their ends
+    with threads(request.encoding.cpus_per_worker), closing(_encoded(subject, request, batches)) as features:
+        for piece, own in zip(missing, cuts, strict=True):
+            with pieces.writing(piece) as writer:
+                for rows in islice(features, len(own)):
+                    writer.add(rows)
+                    advance(len(rows))
 
 
-def key(subject: Subject, part: Part, view: View, layers: int) -> str:
-    """Names what decides the features: nothing else may change them by more than rounding."""
-    rows = hashlib.sha256(np.asarray(part.rows, dtype="<i8").tobytes()).hexdigest()
-    data = [part.store.card["content"], part.store.split, rows]
-    libraries = [version(name) for name in ("torch", "torchvision", "timm", "pillow", "numpy")]
-    return digest([subject.mark, data, view._asdict(), layers, code(*CODE), libraries])
-
-
-def home(folder: Path, subject: Subject) -> Path:
-    """Where a stage keeps what it made of one encoder file, trained or not, under its folder `work`."""
-    return folder / "features" / subject.mark[:16]
+def _encoded(
+    subject: Subject, request: Request, batches: Iterable[slice]
+) -> Generator[NDArray[np.float32], None, None]:
+    """Pooled features [B, W] of each batch of the rows in use."""
+    store, view = request.part.store, request.view
+    plan = (request.part.rows[batch] for batch in batches)
+    for rows, pixels in threaded(plan, lambda rows: lambda i: view(decoding.pixels(store, int(rows[i]))), DECODERS):
+        features = encode(subject.encoder, pixels, request.layers)
+        check_finite(features, subject, store, rows)
+        yield features.cpu().numpy()
 
 
 @contextmanager
-def keeping(folder: Path, subject: Subject) -> Iterator[None]:
-    """Keeps what is made of the subject's encoder file, and removes what is kept of others: it is large, and can be made again.
-
-    What another process keeps at the same time stays.
-    """
-    mine = home(folder, subject)
-    with together(mine):
-        for path in mine.parent.iterdir():
-            if path != mine:
-                remove_unused(path)
+def threads(count: int) -> Iterator[None]:
+    """torch computes on `count` threads inside. On small matrices sums are cut by threads, so their number decides the last bits."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
         yield
-
-
-def _fill(file: BinaryIO, subject: Subject, part: Part, view: View, layers: int, batch_size: int, label: str) -> None:
-    # Written and not mapped: a disk that is full raises an error here, and ends the process without a word there.
-    meter = progress.Meter(label, len(part.rows), "images")
-    plan = (part.rows[start : start + batch_size] for start in range(0, len(part.rows), batch_size))
-    for rows, pixels in threaded(
-        plan, lambda rows: lambda i: view(decoding.pixels(part.store, int(rows[i]))), DECODERS
-    ):
-        features = encode(subject.encoder, pixels, layers)
-        check_finite(features, subject, part.store, rows)
-        file.write(np.ascontiguousarray(features.cpu().numpy()).data)
-        meter.advance(len(rows))
+    finally:
+        torch.set_num_threads(before)
 
 
 def check_finite(features_BW: Tensor, subject: Subject, store: Store, rows: NDArray[np.int64]) -> None:

@@ -1,11 +1,19 @@
 """The fields that every stage with a grid of linear heads has; pydantic only, so that contracts can import it."""
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, NamedTuple, Self
 
 from pydantic import Field, model_validator
 
 from components.evaluation import EvaluationParams
 from components.stage import Params
+
+
+class Encoding(NamedTuple):
+    """How images are encoded: so many in a pass, by so many workers with so many cores each. It decides no feature but its last bits."""
+
+    batch_size: int
+    workers: int
+    cpus_per_worker: int
 
 
 class HeadParams(Params):
@@ -104,3 +112,20 @@ class ProbeParams(EvaluationParams):
     encoding_batch_size: int = Field(
         ge=1, le=4096, description="Images per pass of the frozen encoder. Changes speed and memory, never a score."
     )
+    workers: int = Field(
+        ge=1,
+        le=4096,
+        description="Processes that share the encoding of features that are kept, each with a device of its own. 1: the stage itself, "
+        "without Ray. More: Ray workers on this machine, or on the cluster at RAY_ADDRESS, with `work` and the dataset on a path "
+        "that all nodes share. The features are the same to the bit on a CPU. Random crops ('augmented') are encoded by the stage.",
+    )
+    cpus_per_worker: int = Field(
+        ge=1,
+        le=256,
+        description="CPU cores of each worker, and threads of torch while it encodes, in the stage itself as well: few workers with "
+        "many or many with few, together the machine's. With another number a feature can differ by rounding.",
+    )
+
+    def encoding(self) -> Encoding:
+        """How images are encoded."""
+        return Encoding(self.encoding_batch_size, self.workers, self.cpus_per_worker)

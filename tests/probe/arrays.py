@@ -38,4 +38,6 @@ def heads(**changes: object) -> HeadParams:
 
 def stage(profile: str, **changes: object) -> ProbeParams:
     values: dict[str, object] = {"device": "cpu", "seed": 0, "profile": profile, "holdout_fraction": 0.25, "layers": 4}
-    return ProbeParams.model_validate(values | {"encoding_batch_size": 32} | changes)
+    return ProbeParams.model_validate(
+        values | {"encoding_batch_size": 32, "workers": 1, "cpus_per_worker": 1} | changes
+    )

@@ -5,6 +5,7 @@ import json
 import shutil
 import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +20,9 @@ from components.mim.timm_encoder import timm_config, untrained
 from components.mim.weights import save
 from components.probe import extraction
 from components.probe.dataset import Part, Subject, subjects
-from components.probe.extraction import Features, columns, encode, home, keeping, key, pooled
+from components.probe.extraction import Features, columns, encode
+from components.probe.kept import home, keeping, key, pooled
+from components.probe.params import Encoding
 
 from .arrays import CPU
 
@@ -41,8 +44,10 @@ def part(folder: Path, rows: list[int], split: str = "test") -> Part:
     return Part(Store(folder, split), np.array(rows))
 
 
-def extract(one: Subject, images: Part, folder: Path, view: View = WIDE, layers: int = 4) -> Features:
-    return pooled(one, images, view, layers=layers, batch_size=2, folder=folder, label="toy")
+def extract(
+    one: Subject, images: Part, folder: Path, view: View = WIDE, layers: int = 4, batch_size: int = 2
+) -> Features:
+    return pooled(one, images, view, layers=layers, encoding=Encoding(batch_size, 1, 1), folder=folder, label="toy")
 
 
 @pytest.mark.parametrize("class_token", [False, True])
@@ -118,27 +123,78 @@ def test_whatever_decides_the_features_makes_others(toy_images: Path, tmp_path: 
     assert len(list((tmp_path / "kept").rglob("*.npy"))) == len(variants)
 
 
-def test_an_interrupted_extraction_starts_again(
-    toy_images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    one, images = subject(ours()), part(toy_images, list(range(8)))
-    whole, calls = extract(one, images, tmp_path / "a").matrix, []
+@pytest.fixture
+def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The batches that were encoded; the one after the eighth is interrupted."""
+    calls, check = list[int](), extraction.check_finite
 
-    def dies(*arguments: object) -> None:
-        calls.append(1)
-        if len(calls) == 3:
+    def counts(features: torch.Tensor, *others: Any) -> None:
+        calls.append(len(features))
+        if len(calls) == 9:
             raise KeyboardInterrupt
+        check(features, *others)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(extraction, "check_finite", dies)
-        with pytest.raises(KeyboardInterrupt):
-            extract(one, images, tmp_path / "b")
-    leftover = next((tmp_path / "a").rglob("*.npy"))
-    (began,) = (path.parent for path in (tmp_path / "b").rglob("lock"))
-    (began / f".{leftover.name}.partial").write_bytes(leftover.read_bytes()[:100])
+    monkeypatch.setattr(extraction, "check_finite", counts)
+    return calls
+
+
+def test_an_interrupted_extraction_goes_on_where_it_stopped(
+    toy_images: Path, tmp_path: Path, counted: list[int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    one, images = subject(ours()), part(toy_images, list(range(15)))
+    with pytest.raises(KeyboardInterrupt):
+        extract(one, images, tmp_path / "a", batch_size=1)
+    assert not list(tmp_path.rglob("*.npy"))
     capsys.readouterr()
-    np.testing.assert_array_equal(extract(one, images, tmp_path / "b").matrix, whole)
-    assert "8/8 images" in capsys.readouterr().out
+    whole = extract(one, images, tmp_path / "a", batch_size=1).matrix
+    told = capsys.readouterr().out.splitlines()
+    assert told[0] == "toy: 8 of 15 images are there from before an interruption; goes on with the rest"
+    assert len(counted) == 9 + 7 and "15/15 images" in told[-1]
+    np.testing.assert_array_equal(extract(one, images, tmp_path / "b", batch_size=1).matrix, whole)
+    assert not list(tmp_path.rglob("pieces*"))
+
+
+def test_pieces_of_other_batches_are_not_mixed_in(toy_images: Path, tmp_path: Path, counted: list[int]) -> None:
+    one, images = subject(ours()), part(toy_images, list(range(15)))
+    with pytest.raises(KeyboardInterrupt):
+        extract(one, images, tmp_path, batch_size=1)
+    extract(one, images, tmp_path, batch_size=2)
+    assert counted[9:] == [2] * 7 + [1]
+    assert not list(tmp_path.rglob("pieces*")), "leftovers of the others go, too"
+
+
+def test_a_damaged_piece_is_made_again_and_told(
+    toy_images: Path, tmp_path: Path, counted: list[int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    one, images = subject(ours()), part(toy_images, list(range(15)))
+    with pytest.raises(KeyboardInterrupt):
+        extract(one, images, tmp_path / "a", batch_size=1)
+    victim = sorted(path for path in tmp_path.rglob("pieces*/*"))[3]
+    victim.write_bytes(victim.read_bytes()[:-1] + b"?")
+    capsys.readouterr()
+    whole = extract(one, images, tmp_path / "a", batch_size=1).matrix
+    told = capsys.readouterr().out.splitlines()
+    assert told[0] == "toy: images 3 to 4 were damaged on disk and are encoded again" and "7 of 15 images" in told[1]
+    assert len(counted) == 9 + 8
+    np.testing.assert_array_equal(extract(one, images, tmp_path / "b", batch_size=1).matrix, whole)
+
+
+def test_threads_are_those_asked_for_and_then_as_before(
+    toy_images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On matrices as small as these their number decides the last bits."""
+    before, seen, check = torch.get_num_threads(), set[int](), extraction.check_finite
+
+    def sees(*arguments: Any) -> None:
+        seen.add(torch.get_num_threads())
+        check(*arguments)
+
+    monkeypatch.setattr(extraction, "check_finite", sees)
+    pooled(
+        subject(ours()), part(toy_images, [1, 2]), WIDE,
+        layers=4, encoding=Encoding(2, 1, before + 2), folder=tmp_path, label="toy",
+    )  # fmt: skip
+    assert (seen, torch.get_num_threads()) == ({before + 2}, before)
 
 
 def test_two_at_a_time_encode_once(toy_images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
