@@ -21,6 +21,7 @@ from components.mim.encoder import VisionEncoder
 from components.pretrain.batches import Batches
 from components.pretrain.contract import PretrainParams
 from components.pretrain.loop import Row, Trainer
+from components.pretrain.parallel import Alone
 from components.probe.dataset import Part, open_part
 from components.probe.extraction import DECODERS, encode
 from components.probe.neighbours import check_k, nearest
@@ -82,7 +83,7 @@ def recipe(noise: bool, device: str, cores: int, loaders: int, tiny: bool) -> Pr
 
 def trainer(params: PretrainParams, given: Data, device: str) -> Trainer:
     batches = Batches(params, given.train.store, rank=0, world=1)
-    return Trainer(params, batches, lambda model: model, lambda tensor: tensor, torch.device(device), Path("scratch"))
+    return Trainer(params, batches, Alone(torch.device(device)), Path("scratch"))
 
 
 def fitting(params: PretrainParams, given: Data, device: str, seconds: float) -> int:

@@ -25,6 +25,7 @@ from components.preflight.machine import this_machine
 from components.preflight.prediction import costs, predict
 from components.pretrain.contract import PretrainParams
 from components.pretrain.loop import Trainer
+from components.pretrain.parallel import Alone
 from components.stage import read_yaml
 
 ROOT = Path(__file__).parents[1]
@@ -52,7 +53,7 @@ def trainer(size: str, batch: int, threads: int) -> Trainer:
     values["scale"] |= {"workers": 1, "device": "cpu", "cpus_per_worker": threads, "precision": "fp32", "loaders": 0}
     params = PretrainParams.model_validate(values)
     steps: Any = Steps(params.encoder.image_size, batch)
-    return Trainer(params, steps, lambda model: model, lambda tensor: tensor, torch.device("cpu"), Path("scratch"))
+    return Trainer(params, steps, Alone(torch.device("cpu")), Path("scratch"))
 
 
 def compare(size: str, batch: int, count: int, threads: int) -> None:

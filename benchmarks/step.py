@@ -34,6 +34,7 @@ from components.mim.positions import draw_noise
 from components.pretrain.batches import Batch
 from components.pretrain.contract import PretrainParams
 from components.pretrain.loop import Trainer
+from components.pretrain.parallel import Alone
 
 ROOT = Path(__file__).parents[1]
 SIZES: dict[str, dict[str, Any]] = {
@@ -80,7 +81,7 @@ def trainer(shape: dict[str, Any], batch: int, device: str, precision: str) -> T
     values["scale"] |= {"precision": precision, "device": "gpu" if device == "cuda" else "cpu"}
     params = PretrainParams.model_validate(values)
     steps: Any = Steps(params.encoder.image_size, batch)
-    one = Trainer(params, steps, lambda model: model, lambda tensor: tensor, torch.device(device), Path("scratch"))
+    one = Trainer(params, steps, Alone(torch.device(device)), Path("scratch"))
     one.step = typical_step(one)
     return one
 

@@ -15,7 +15,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("folder", type=Path, metavar="FOLDER", help="resume state of the work that shall go on")
     parser.add_argument("--resume-from", type=Path, required=True, metavar="FOLDER", help="resume state to go on from")
     arguments = parser.parse_args(argv)
-    from components.pretrain.adopt import adopt  # loads torch and Ray
+    from components.pretrain.adopt import adopt  # loads torch
 
     try:
         print("\n".join(adopt(arguments.folder.absolute(), arguments.resume_from.absolute())))

@@ -1,36 +1,21 @@
-"""Going on from another fingerprint's state: its newest checkpoints become the start of this one's work."""
+"""Going on from another fingerprint's state: its newest checkpoint becomes the start of this one's work."""
 
 import os
 import shutil
 from pathlib import Path
 from typing import Any
 
-import torch
-from ray.train import Result
-
 from components.mim.model import optimizer, target_encoder
-from components.pretrain import unfinished
+from components.pretrain import checkpoints, unfinished
 from components.pretrain.building import build
 from components.pretrain.contract import PretrainParams
-from components.pretrain.loop import State
-from components.pretrain.worker import STATE
-from components.stage import remove
+from components.pretrain.history import HISTORY
+from components.pretrain.state import State
+from components.stage import atomic, remove
 from components.work import FINISHED, LOCK, USERS, alone, in_use
 
 OWN = {unfinished.ABOUT, LOCK, USERS, FINISHED}
 """What says whose a folder is and how far it is, and goes to no other."""
-
-
-def latest(folder: Path) -> State | None:
-    """The state of the newest checkpoint in `folder`, its tensors mapped and not read; None where there is none."""
-    try:
-        checkpoint = Result.from_path(str(folder)).checkpoint
-    except RuntimeError:  # no folder, or none that Ray has written a checkpoint to
-        return None
-    if checkpoint is None:
-        return None
-    state: State = torch.load(Path(checkpoint.path) / STATE, map_location="cpu", weights_only=True, mmap=True)
-    return state
 
 
 def adopt(folder: Path, source: Path) -> list[str]:
@@ -49,12 +34,13 @@ def adopt(folder: Path, source: Path) -> list[str]:
         raise ValueError(
             f"{folder} has {mine['step']} steps of its own; remove the folder to begin again from {source}"
         )
-    state = latest(source)
-    if state is None:
+    found = checkpoints.newest(source)
+    if found is None:
         raise ValueError(f"{source} has no checkpoint to go on from")
+    state = checkpoints.load(found)
     _check_fit(PretrainParams.model_validate(mine["params"]), mine, state, source)
     with alone(folder, ""), alone(source, ""):
-        _copy(source, folder)
+        _copy(found, source, folder)
         from_there = {"fingerprint": other["fingerprint"], "step": state["step"], "run": other["run"]}
         unfinished.note(folder, step=state["step"], resumed_from=[*other["resumed_from"], from_there])
         unfinished.note(source, continued_as=mine["fingerprint"])
@@ -98,17 +84,15 @@ def _check_fit(params: PretrainParams, mine: unfinished.About, state: State, sou
         ) from error
 
 
-def _copy(source: Path, folder: Path) -> None:
-    """Checkpoints as hard links where the disk has them, since they are never written again; Ray's list of them last."""
+def _copy(checkpoint: Path, source: Path, folder: Path) -> None:
+    """The checkpoint as hard links where the disk has them, since it is never written again; and the curves up to it."""
     for path in folder.iterdir():
         if path.name not in OWN:
             remove(path)
-    entries = [path for path in source.iterdir() if path.name not in OWN]
-    for path in sorted(entries, key=lambda path: path.is_file()):
-        if path.is_dir():
-            shutil.copytree(path, folder / path.name, copy_function=_link)
-        else:
-            shutil.copy2(path, folder / path.name)
+    if (source / HISTORY).is_file():
+        shutil.copy2(source / HISTORY, folder / HISTORY)
+    with atomic(folder / checkpoints.FOLDER / checkpoint.name) as path:
+        shutil.copytree(checkpoint, path, copy_function=_link)
 
 
 def _link(source: str, aim: str) -> Any:

@@ -68,6 +68,10 @@ class Batches:
         indices = np.concatenate([self._order(int(epoch))[places[epochs == epoch]] for epoch in np.unique(epochs)])
         return np.stack([epochs, indices], axis=1)
 
+    def path(self, index: int) -> str:
+        """The name of an image of the dataset, as errors tell it."""
+        return str(self._crops.store.column("path")[index])
+
     def batch(self, step: int) -> Batch:
         """One step's batch, decoded here and now."""
         pixels = self._crops[self.images(step)]
@@ -118,7 +122,7 @@ class Crops(Dataset[Tensor | str]):
     """Augmented crops of a dataset's images by their epochs and indices [B, 2], decoded wherever this is pickled to."""
 
     def __init__(self, store: Store, augmentation: Augmentation, size: int, seed: int) -> None:
-        self._store, self._augmentation, self._size, self._seed = store, augmentation, size, seed
+        self.store, self._augmentation, self._size, self._seed = store, augmentation, size, seed
 
     def __getitem__(self, images_B2: NDArray[np.int64]) -> Tensor | str:
         """uint8 [B, H, W, 3]; where an image can't be decoded what is wrong, which crosses processes without their traceback."""
@@ -139,7 +143,7 @@ class Crops(Dataset[Tensor | str]):
     def _augmented(self, index: int, crop_draw: NDArray[np.float32], colour_3: NDArray[np.float32]) -> Pixels:
         chosen = self._augmentation
         crop = random_crop(
-            decoding.pixels(self._store, index),
+            decoding.pixels(self.store, index),
             crop_draw,
             size=self._size,
             scale_min=chosen.crop_scale_min,

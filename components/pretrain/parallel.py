@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, distributed, nn
@@ -12,7 +12,13 @@ from torch.optim import Optimizer
 from components.mim.encoder import VisionEncoder
 from components.mim.model import MaskedImageModel
 
-Weights = dict[str, Any]
+
+class Weights(NamedTuple):
+    """State dicts of whole tensors, whatever the number of workers and the sharding."""
+
+    model: dict[str, Tensor]
+    target: dict[str, Tensor] | None
+    optimizer: dict[str, Any]
 
 
 class Alone:
@@ -43,24 +49,21 @@ class Alone:
         return nn.utils.get_total_norm(gradients)
 
     def weights(self, model: MaskedImageModel, target: VisionEncoder | None, optimizer: Optimizer) -> Weights:
-        """`model`, `target` and `optimizer` as state dicts of whole tensors on any device; only rank 0's are complete.
+        """All three as whole tensors on any device; only rank 0's are complete.
 
         Every worker must call it.
         """
-        return {
-            "model": model.state_dict(),
-            "target": target.state_dict() if target else None,
-            "optimizer": optimizer.state_dict(),
-        }
+        return Weights(model.state_dict(), target.state_dict() if target else None, optimizer.state_dict())
 
     def load(
         self, model: MaskedImageModel, target: VisionEncoder | None, optimizer: Optimizer, weights: Weights
     ) -> None:
         """Puts in what `weights` gave, whole tensors on the CPU, on every worker. Raises RuntimeError where one does not fit."""
-        model.load_state_dict(weights["model"], strict=True)
+        model.load_state_dict(weights.model, strict=True)
         if target:
-            target.load_state_dict(weights["target"], strict=True)
-        optimizer.load_state_dict(weights["optimizer"])
+            assert weights.target is not None, "a state of an objective with a target encoder has one"
+            target.load_state_dict(weights.target, strict=True)
+        optimizer.load_state_dict(weights.optimizer)
 
 
 class Replicated(Alone):

@@ -1,36 +1,32 @@
-"""Pretraining in Ray Train: checks, the cluster, one `fit`, and the files that go on."""
+"""Pretraining: checks, training in Ray or in this process, and the files that go on."""
 
 from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from ray.train import CheckpointConfig, Result, RunConfig, WorkerGroupError
-from ray.train.torch import TorchTrainer
 
 from components import progress, tracking
-from components.cluster import code
 from components.figures import curves, spectrum
 from components.images.store import Store
-from components.mim import diagnostics, weights
+from components.mim import diagnostics
 from components.mim.encoder import Encoder
-from components.pretrain import preview, unfinished
-from components.pretrain.adopt import latest
+from components.pretrain import checkpoints, local, preview, unfinished
+from components.pretrain import state as states
 from components.pretrain.batches import Batches
 from components.pretrain.building import Start, build
-from components.pretrain.cluster import cluster, scaling
 from components.pretrain.contract import (
     PretrainInputs,
     PretrainMetrics,
     PretrainOutputs,
     PretrainParams,
 )
-from components.pretrain.history import HistoryWriter, Row, continued, following, write_csv
-from components.pretrain.loop import State
-from components.pretrain.worker import STATE, train_worker
+from components.pretrain.following import Listener, following
+from components.pretrain.history import HISTORY, Row, continued, write_csv
+from components.pretrain.session import Job
+from components.pretrain.state import State
+from components.pretrain.stopping import Stop
 from components.stage import atomic, fingerprint
 from components.work import alone, finish
-
-HISTORY = "history.jsonl"
 
 
 def run(params: PretrainParams, inputs: PretrainInputs, outputs: PretrainOutputs) -> PretrainMetrics:
@@ -51,9 +47,7 @@ def run(params: PretrainParams, inputs: PretrainInputs, outputs: PretrainOutputs
     with alone(folder, busy):
         about = unfinished.begin(folder, params, inputs, steps)
         _tell(folder, about)
-        result = _train(params, inputs, outputs, folder, steps)
-        with result.checkpoint.as_directory() as checkpoint:
-            state = torch.load(Path(checkpoint) / STATE, map_location="cpu", weights_only=True)
+        state = _train(params, inputs, outputs, folder, steps)
         _export(params, about, state, start, outputs)
         unfinished.note(folder, finished=True)
         finish(folder)
@@ -72,31 +66,54 @@ def _tell(folder: Path, about: unfinished.About) -> None:
         progress.show("\n".join(lines))
 
 
-def _train(
-    params: PretrainParams, inputs: PretrainInputs, outputs: PretrainOutputs, folder: Path, steps: int
-) -> Result:
-    """The training itself, from the newest checkpoint in `folder` if there is one."""
-    saved = latest(folder)
-    continued(folder / HISTORY, saved["history"] if saved else [])
-
-    def note(step: int) -> None:
-        unfinished.note(folder, step=step)
-
-    with cluster(params.scale), following(folder / HISTORY, steps, _log_curves, note):
+def _train(params: PretrainParams, inputs: PretrainInputs, outputs: PretrainOutputs, folder: Path, steps: int) -> State:
+    """The training itself, from the newest checkpoint in `folder` if there is one; the state at its end."""
+    checkpoints.clear(folder)
+    found = checkpoints.newest(folder)
+    continued(folder / HISTORY, checkpoints.load(found)["history"] if found else [])
+    job, stop = Job(params, inputs.dataset, inputs.init, folder, found), Stop()
+    with stop.listening(), following(folder / HISTORY, steps, _Record(folder)):
         _show_masks(params, Store(inputs.dataset, "train"), outputs)
-        trainer = TorchTrainer(
-            train_worker,
-            train_loop_config={"params": params.model_dump(), "dataset": str(inputs.dataset), "init": str(inputs.init)},
-            scaling_config=scaling(params.scale),
-            run_config=RunConfig(
-                name=folder.name,
-                storage_path=str(outputs.work),
-                callbacks=[HistoryWriter(folder / HISTORY)],
-                checkpoint_config=CheckpointConfig(num_to_keep=2),
-                worker_runtime_env=code(),
-            ),
+        if params.scale.backend == "ray":
+            from components.pretrain import remote  # takes seconds to import
+
+            done = remote.train(job, stop)
+        else:
+            done = local.train(job, stop)
+    newest = checkpoints.newest(folder)
+    if not done:
+        progress.show(
+            f"stopped; started again, training goes on from step {checkpoints.step_of(newest) if newest else 0}"
         )
-        return _fit(trainer)
+        stop.end()
+    assert newest, "the last step is a checkpoint"
+    return checkpoints.load(newest)
+
+
+class _Record(Listener):
+    """The rows in MLflow, and how far training is in the resume state's `about.json`."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def points(self, row: Row, ranks: Sequence[Row], when: int) -> None:
+        """Also those of each worker where there are several."""
+        named = {f"pretrain/{name}": value for name, value in row.items() if name != "step"}
+        for rank, own in enumerate(ranks if len(ranks) > 1 else ()):
+            named |= {f"pretrain/rank{rank}/{name}": value for name, value in own.items()}
+        tracking.log_points((name, value, when, int(row["step"])) for name, value in named.items())
+
+    def drawn(self, rows: Sequence[Row]) -> None:
+        """As a picture."""
+        _log_curves(rows)
+
+    def saved(self, step: int) -> None:
+        """As above."""
+        unfinished.note(self._folder, step=step)
+
+    def warned(self, name: str, text: str) -> None:
+        """As a tag."""
+        tracking.log_tags({name: text})
 
 
 def heads_taken(width: int, heads: int) -> str:
@@ -121,22 +138,10 @@ def _log_curves(rows: Sequence[Row]) -> None:
     tracking.log_plot("curves.png", curves(rows))
 
 
-def _fit(trainer: TorchTrainer) -> Result:
-    """Trains. A ValueError of a worker, such as a loss that is no number, comes out as itself, without Ray's envelope."""
-    try:
-        return trainer.fit()
-    except WorkerGroupError as error:
-        for cause in error.worker_failures.values():
-            if isinstance(cause, ValueError):
-                raise ValueError(str(cause)) from error
-        raise
-
-
 def _export(
     params: PretrainParams, work: unfinished.About, state: State, start: Start, outputs: PretrainOutputs
 ) -> None:
-    model, before = start.model, diagnostics.spectrum(start.model.predictor)
-    model.load_state_dict(state["model"], strict=True)
+    before = diagnostics.spectrum(start.model.predictor)
     about = {
         "fingerprint": work["fingerprint"],
         "params": params.model_dump(),
@@ -148,16 +153,11 @@ def _export(
         about["resumed_from"] = source
     if start.report:
         about |= {"licence": start.report.licence, "source_sha256": start.report.sha256}
-    with atomic(outputs.predictor) as path:
-        weights.save(path, model.predictor, about)
+    local.export(start.model, state, outputs.encoder, outputs.predictor, about)
     with atomic(outputs.spectrum) as path:
-        _write_spectrum(path, diagnostics.spectrum(model.predictor), before)
-    if state["target"] is not None:  # MAE has none: its encoder is the trained one
-        model.encoder.load_state_dict(state["target"], strict=True)
-    with atomic(outputs.encoder) as path:
-        weights.save(path, model.encoder, about)
+        _write_spectrum(path, diagnostics.spectrum(start.model.predictor), before)
     with atomic(outputs.state) as path:
-        torch.save(state, path)
+        states.write(path, state, states.flat(state))
     with atomic(outputs.history) as path:
         write_csv(path, state["history"])
 

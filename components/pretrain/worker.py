@@ -1,69 +1,53 @@
-"""One rank: joins the process group that Ray Train made, restores, trains, reports. Runs in a Ray worker process."""
+"""One rank in a Ray worker process: joins the process group that Ray Train made, trains, reports."""
 
-import tempfile
-from collections.abc import Callable
+import time
 from pathlib import Path
 from typing import Any
 
 import ray.train
 import ray.train.torch
 import torch
-from torch import Tensor, distributed, nn
-from torch.nn.parallel import DistributedDataParallel
 
-from components.images.store import Store
-from components.pretrain.batches import Batches
 from components.pretrain.contract import PretrainParams
-from components.pretrain.loop import Row, Trainer
+from components.pretrain.loop import Row
+from components.pretrain.parallel import Alone, Replicated
+from components.pretrain.session import Job, work
 
-STATE = "state.pt"
+STOP = "stop"
+"""A file of this name in the resume state asks workers to save and end."""
+LOOK_S = 0.5
 
 
-def train_worker(config: dict[str, Any]) -> None:
-    """Trains this rank's share. `config` holds the params as plain values and the absolute paths of the dataset and of the init file."""
+def train_worker(config: dict[str, Any]) -> bool:
+    """Trains this rank's share. `config` is a `Job` in plain values; what `session.work` gives."""
     params = PretrainParams.model_validate(config["params"])
-    context = ray.train.get_context()
-    rank, world = context.get_world_rank(), context.get_world_size()
+    paths = {name: Path(config[name]) for name in ("dataset", "init", "folder")}
+    job = Job(params, **paths, checkpoint=Path(config["checkpoint"]) if config["checkpoint"] else None)
     if params.scale.device == "cpu":
         torch.set_num_threads(params.scale.cpus_per_worker)
-    device = ray.train.torch.get_device()
-    batches = Batches(params, Store(Path(config["dataset"]), "train"), rank, world)
-    trainer = Trainer(params, batches, _distribute(world, device), _gather(world), device, Path(config["init"]))
-    checkpoint = ray.train.get_checkpoint()
-    if checkpoint is not None:
-        with checkpoint.as_directory() as folder:
-            trainer.restore(torch.load(Path(folder) / STATE, map_location=device, weights_only=True))
+    parallel = parallel_of(params, ray.train.torch.get_device(), ray.train.get_context().get_world_size())
+    asked = _Asked(job.folder / STOP) if parallel.rank == 0 else lambda: False
 
-    def report(row: Row, checkpoint_due: bool) -> None:
-        if not (checkpoint_due and rank == 0):
-            ray.train.report(row)
-            return
-        with tempfile.TemporaryDirectory() as folder:
-            torch.save(trainer.state(), Path(folder) / STATE)
-            ray.train.report(row, checkpoint=ray.train.Checkpoint.from_directory(folder))
+    def report(row: Row, own: Row) -> None:
+        ray.train.report({"row": row, "own": own})
 
-    trainer.train(report)
+    return work(job, parallel, report, asked)
 
 
-def _distribute(world: int, device: torch.device) -> Any:
-    """DDP across several workers; a single one needs no process group."""
-
-    def wrap(model: nn.Module) -> nn.Module:
-        if world == 1:
-            return model
-        return DistributedDataParallel(model, device_ids=[device] if device.type == "cuda" else None)
-
-    return wrap
+def parallel_of(params: PretrainParams, device: torch.device, world: int) -> Alone:
+    """How so many workers share the model; they have a process group by now."""
+    if world == 1:
+        return Alone(device)
+    return Replicated(device)
 
 
-def _gather(world: int) -> Callable[[Tensor], Tensor]:
-    """Joins equal tensors of all workers in rank order, so that diagnostics describe the global batch."""
+class _Asked:
+    """Whether the file is there, looked for twice a second."""
 
-    def gather(tensor: Tensor) -> Tensor:
-        if world == 1:
-            return tensor
-        parts = [torch.empty_like(tensor) for _ in range(world)]
-        distributed.all_gather(parts, tensor.contiguous())
-        return torch.cat(parts)
+    def __init__(self, path: Path) -> None:
+        self._path, self._next, self._found = path, 0.0, False
 
-    return gather
+    def __call__(self) -> bool:
+        if time.monotonic() >= self._next:
+            self._next, self._found = time.monotonic() + LOOK_S, self._path.exists()
+        return self._found

@@ -16,6 +16,7 @@ from components.pretrain.batches import Batches
 from components.pretrain.building import build
 from components.pretrain.contract import PretrainParams
 from components.pretrain.loop import Row, Trainer
+from components.pretrain.parallel import Alone
 
 from ..mim import published_files as published
 from .test_run import pretrain
@@ -94,18 +95,16 @@ def test_what_the_params_say_of_tokens_must_be_so_for_timm_too(tmp_path: Path, f
 
 def test_what_was_looked_at_is_not_looked_at_again(tmp_path: Path, foreign: dict[str, Any], toy_images: Path) -> None:
     one, rows = trainer(foreign, toy_images, ijepa(tmp_path / "published.pth")), list[Row]()
-    one.train(lambda row, checkpoint: rows.append(row))
+    one.train(lambda row, own: rows.append(row), lambda: None)
     again = trainer(foreign, toy_images, tmp_path / "published.pth")
     again.restore(one.state())
-    again.train(lambda row, checkpoint: rows.append(row))
+    again.train(lambda row, own: rows.append(row), lambda: None)
     assert len(rows) == len(again.history) == 1
 
 
 def trainer(values: dict[str, Any], toy: Path, init: Path) -> Trainer:
     params = PretrainParams(**values)
-    return Trainer(
-        params, Batches(params, Store(toy, "train"), 0, 1), lambda m: m, lambda t: t, torch.device("cpu"), init
-    )
+    return Trainer(params, Batches(params, Store(toy, "train"), 0, 1), Alone(torch.device("cpu")), init)
 
 
 @pytest.mark.parametrize("kind", ["ijepa", "mae", "beit", "timm"])
@@ -133,7 +132,7 @@ def test_a_warm_start_trains_every_weight_of_a_foreign_encoder(
         foreign["encoder"] |= {"class_token": True, "positions": "learned"}
     one, rows = trainer(foreign, toy_images, path), list[Row]()
     before = {name: tensor.clone() for name, tensor in one.model.encoder.state_dict().items()}
-    one.train(lambda row, checkpoint: rows.append(row))
+    one.train(lambda row, own: rows.append(row), lambda: None)
     assert len(rows) == 3 and isinstance(one.model.encoder, TimmEncoder) == (kind in ("beit", "timm"))
     for name, parameter in one.model.encoder.named_parameters():
         assert parameter.grad is not None, name

@@ -1,7 +1,6 @@
 """The loop: exact resume, the same gradient for any split of the batch, a loud stop on NaN."""
 
 import copy
-import itertools
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,10 +16,12 @@ from components.mim import masks
 from components.mim.diagnostics import effective_rank
 from components.mim.objectives import Targets, target_features
 from components.mim.positions import draw_noise
-from components.pretrain import loop
+from components.pretrain import loop, measuring
 from components.pretrain.batches import Batches
 from components.pretrain.contract import PretrainParams
 from components.pretrain.loop import Row, Trainer
+from components.pretrain.parallel import Alone
+from components.pretrain.state import flat, read, write
 
 
 def trainer(values: dict[str, Any], toy: Path, rank: int = 0, world: int = 1) -> Trainer:
@@ -28,41 +29,42 @@ def trainer(values: dict[str, Any], toy: Path, rank: int = 0, world: int = 1) ->
     return Trainer(
         params,
         Batches(params, Store(toy, "train"), rank, world),
-        lambda model: model,
-        lambda tensor: tensor,
-        torch.device("cpu"),
+        Alone(torch.device("cpu")),
         Path(params.init.path),
     )
 
 
-class StoppedError(Exception):
+def unheard(row: Row, own: Row) -> None:
     pass
 
 
-@pytest.mark.parametrize("cut", [2, 4])
+def unsaved() -> None:
+    pass
+
+
+@pytest.mark.parametrize("cut", [1, 2, 3, 4, 5])
 def test_a_resumed_run_equals_an_uninterrupted_one_bit_by_bit(
     tiny: dict[str, Any], toy_images: Path, tmp_path: Path, cut: int
 ) -> None:
     whole = trainer(tiny, toy_images)
-    whole.train(lambda row, checkpoint: None)
+    assert whole.train(unheard, unsaved)
     first = trainer(tiny, toy_images)
+    first.stopping = lambda: first.step == cut - 1  # asked in the step that makes it `cut`
 
-    def stop(row: Row, checkpoint: bool) -> None:
-        if checkpoint and row["step"] == cut:
-            torch.save(first.state(), tmp_path / "state.pt")
-            raise StoppedError
+    def save() -> None:
+        if first.step == cut:
+            write(tmp_path / "state.safetensors", first.state(), flat(first.state()))
 
-    with pytest.raises(StoppedError):
-        first.train(stop)
+    assert not first.train(unheard, save) and first.step == cut
     second = trainer(tiny, toy_images)
-    second.restore(torch.load(tmp_path / "state.pt", weights_only=True))
-    second.train(lambda row, checkpoint: None)
+    second.restore(read(tmp_path / "state.safetensors"))
+    assert second.train(unheard, unsaved)
     assert second.step == whole.step == 6
     for name, tensor in whole.model.state_dict().items():
         assert torch.equal(tensor, second.model.state_dict()[name]), name
     for name, tensor in whole.target.state_dict().items():
         assert torch.equal(tensor, second.target.state_dict()[name]), name
-    timings = {"seconds", "seconds_per_step", "images_per_second"}
+    timings = {"seconds", "seconds_per_step", "images_per_second", "data_wait", "memory_gib"}
     for one, other in zip(whole.history, second.history, strict=True):
         assert {key: one[key] for key in one if key not in timings} == {
             key: other[key] for key in one if key not in timings
@@ -74,11 +76,12 @@ def test_checkpoints_come_at_most_ten_minutes_apart_and_change_no_number(
 ) -> None:
     tiny["checkpoint_every"] = 1000
     weights, saved = [], []
-    for seconds in (1.0, 200.0):  # that pass between two looks at the clock
-        clock = itertools.count(0.0, seconds)
-        monkeypatch.setattr(loop, "time", SimpleNamespace(monotonic=clock.__next__))
+    for seconds in (1.0, 200.0):  # that a step takes
         one, found = trainer(tiny, toy_images), list[float]()
-        one.train(lambda row, checkpoint, found=found: found.append(row["step"]) if checkpoint else None)
+        clock = SimpleNamespace(monotonic=lambda one=one, seconds=seconds: seconds * one.step)
+        for module in (loop, measuring):
+            monkeypatch.setattr(module, "time", clock)
+        one.train(unheard, lambda one=one, found=found: found.append(one.step))
         saved.append(found)
         weights.append(torch.cat([parameter.detach().flatten() for parameter in one.model.parameters()]))
     assert saved == [[6], [3, 6]]  # 600 s after the start; a step later would be too late
@@ -115,15 +118,16 @@ def test_workers_see_the_crops_that_one_would(tiny: dict[str, Any], toy_images: 
 
 def test_a_collapse_is_marked_or_stops_after_a_checkpoint(tiny: dict[str, Any], toy_images: Path) -> None:
     tiny["collapse"] |= {"effective_rank_floor": 15.99, "patience": 3}
-    rows, due = list[Row](), list[bool]()
-    trainer(tiny, toy_images).train(lambda row, checkpoint: rows.append(row))
+    rows, due = list[Row](), list[int]()
+    trainer(tiny, toy_images).train(lambda row, own: rows.append(row), unsaved)
     assert [row["collapsed"] for row in rows] == [0, 0, 1, 1, 1, 1]
     tiny["collapse"]["action"] = "fail"
     with pytest.raises(
         ValueError, match=r"features have collapsed: effective_rank is .* at step 3, below 15.99 for 3 logged"
     ):
-        trainer(tiny, toy_images).train(lambda row, checkpoint: due.append(checkpoint))
-    assert due == [False, True, True]  # the last one is the collapse's own
+        failing = trainer(tiny, toy_images)
+        failing.train(unheard, lambda: due.append(failing.step))
+    assert due == [2, 3]  # the last one is the collapse's own
 
 
 def test_the_rows_say_what_happened(tiny: dict[str, Any], toy_images: Path) -> None:
@@ -131,9 +135,9 @@ def test_the_rows_say_what_happened(tiny: dict[str, Any], toy_images: Path) -> N
     rows, due = [], []
     one = trainer(tiny, toy_images)
     weight = copy.deepcopy(one.model.predictor.embed.weight)
-    one.train(lambda row, checkpoint: (rows.append(row), due.append(checkpoint)))
+    one.train(lambda row, own: rows.append(row), lambda: due.append(one.step))
     assert [row["step"] for row in rows] == [1, 2, 4, 6]
-    assert due == [False, True, True, True]
+    assert due == [2, 4, 6]
     assert rows[-1]["A_norm"] == pytest.approx(one.model.predictor.embed.weight.norm().item())
     assert rows[-1]["A_norm"] != pytest.approx(weight.norm().item())
     assert rows[-1]["noise_ratio"] == pytest.approx(0.25 * rows[-1]["A_norm"] / 8**0.5)  # ‖A‖·std/√P over rms(ψ) = 1/√2
@@ -146,28 +150,28 @@ def test_the_rows_say_what_happened(tiny: dict[str, Any], toy_images: Path) -> N
 def test_a_loss_that_is_no_number_stops_with_what_is_known(tiny: dict[str, Any], toy_images: Path) -> None:
     one = trainer(tiny, toy_images)
 
-    def poison(row: Row, checkpoint: bool) -> None:
+    def poison(row: Row, own: Row) -> None:
         if row["step"] == 3:
             nn.init.constant_(one.model.predictor.head.bias, float("nan"))
 
     with pytest.raises(
-        ValueError, match=r"loss is nan at step 4 \(lr 0\.\d+\); the last finite one was 0\.\d+ at step 3"
+        ValueError, match=r"loss is nan at step 4 \(lr 0\.\d+\); the last finite one logged was 0\.\d+ at step 3"
     ):
-        one.train(poison)
+        one.train(poison, unsaved)
 
 
 def test_target_std_is_that_of_all_targets_of_the_batch(tiny: dict[str, Any], toy_images: Path) -> None:
     one, rows = trainer(tiny, toy_images), list[Row]()
     seen = list[torch.Tensor]()
-    update = one.update
+    forward = one.forward
 
-    def overheard(batch: Any, measure: bool) -> Any:
-        done = update(batch, measure)
-        seen.append(done.targets.full_BND)
+    def overheard(batch: Any) -> Any:
+        done = forward(batch)
+        seen.append(done[3].full_BND)
         return done
 
-    one.update = overheard  # type: ignore[method-assign]
-    one.train(lambda row, checkpoint: rows.append(row))
+    one.forward = overheard  # type: ignore[method-assign]
+    one.train(lambda row, own: rows.append(row), unsaved)
     for row, targets in zip(rows, seen, strict=True):
         assert row["target_std"] == pytest.approx(
             targets.flatten(0, 1).std(dim=0, correction=0).mean().item(), rel=1e-4
@@ -218,7 +222,7 @@ def test_bf16_computes_layers_in_bf16_and_sums_in_fp32(tiny: dict[str, Any], toy
             layer.register_forward_pre_hook(lambda _, inputs, streams=streams: streams.add(inputs[0].dtype))
             layer.attn.qkv.register_forward_hook(lambda _, __, output, seen=seen: seen.add(output.dtype))
         rows = list[Row]()
-        one.train(lambda row, checkpoint, rows=rows: rows.append(row))
+        one.train(lambda row, own, rows=rows: rows.append(row), unsaved)
         assert streams == {torch.float32}
         assert seen == {torch.float32 if precision == "fp32" else torch.bfloat16}
         assert all(parameter.dtype == torch.float32 for parameter in one.model.parameters())

@@ -12,6 +12,7 @@ from components.images.store import Store
 from components.pretrain.batches import Batches
 from components.pretrain.contract import PretrainParams
 from components.pretrain.loop import Trainer
+from components.pretrain.parallel import Alone
 from components.stage import validate
 from flows import presets
 
@@ -41,10 +42,8 @@ def test_its_presets_compose_and_take_a_step(names: str, toy_images: Path, tmp_p
         chosen["masks"]["min_context"] = 4  # its 4×4 grid has no more
     params = validate(PretrainParams, chosen, names)
     assert isinstance(params, PretrainParams)
-    one = Trainer(
-        params, Batches(params, Store(toy_images, "train"), 0, 1), lambda m: m, lambda t: t, torch.device("cpu"), init
-    )
+    one = Trainer(params, Batches(params, Store(toy_images, "train"), 0, 1), Alone(torch.device("cpu")), init)
     one.steps = 1
     rows = []
-    one.train(lambda row, checkpoint: rows.append(row))
+    one.train(lambda row, own: rows.append(row), lambda: None)
     assert len(rows) == 1 and all(math.isfinite(value) for value in rows[0].values())

@@ -12,6 +12,7 @@ from components.mim import schedules
 from components.pretrain.batches import Batches
 from components.pretrain.contract import PretrainParams
 from components.pretrain.loop import Trainer
+from components.pretrain.parallel import Alone
 from components.stage import read_yaml, validate
 from flows import presets
 
@@ -44,7 +45,7 @@ def test_every_parameter_gets_a_gradient(name: str, toy_images: Path) -> None:
     params = validate(PretrainParams, toy_size(values(name)), name)
     assert isinstance(params, PretrainParams)
     batches = Batches(params, Store(toy_images, "train"), 0, 1)
-    one = Trainer(params, batches, lambda m: m, lambda t: t, torch.device("cpu"), Path(params.init.path))
+    one = Trainer(params, batches, Alone(torch.device("cpu")), Path(params.init.path))
     rows = []
     batch = next(iter(batches.steps(0, 1)))
     one.set_schedules()
@@ -52,7 +53,7 @@ def test_every_parameter_gets_a_gradient(name: str, toy_images: Path) -> None:
     for key, parameter in one.model.named_parameters():
         assert parameter.grad is not None and parameter.grad.abs().sum() > 0, key
     one.steps = 1  # the loop's own last step, with its row
-    one.train(lambda row, checkpoint: rows.append(row))
+    one.train(lambda row, own: rows.append(row), lambda: None)
     assert len(rows) == 1 and all(math.isfinite(value) for value in rows[0].values())
 
 

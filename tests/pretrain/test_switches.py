@@ -17,6 +17,7 @@ from components.mim.positions import draw_noise
 from components.pretrain.batches import Batches
 from components.pretrain.contract import PretrainParams
 from components.pretrain.loop import Trainer
+from components.pretrain.parallel import Alone
 from components.stage import validate
 
 Numbers = dict[str, list[Tensor]]
@@ -26,7 +27,7 @@ def start(values: dict[str, Any], toy: Path) -> Trainer:
     params = validate(PretrainParams, values, "test")
     assert isinstance(params, PretrainParams)
     batches = Batches(params, Store(toy, "train"), 0, 1)
-    return Trainer(params, batches, lambda m: m, lambda t: t, torch.device("cpu"), Path(params.init.path))
+    return Trainer(params, batches, Alone(torch.device("cpu")), Path(params.init.path))
 
 
 def numbers(values: dict[str, Any], toy: Path) -> Numbers:

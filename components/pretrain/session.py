@@ -1,0 +1,101 @@
+"""What one worker does, whoever started it: builds or restores its trainer, trains, saves; and tells what stopped it."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from safetensors.torch import save_file
+
+from components.images.store import Store
+from components.pretrain import checkpoints
+from components.pretrain.batches import Batches
+from components.pretrain.checkpoints import Checkpoints
+from components.pretrain.contract import PretrainParams
+from components.pretrain.loop import OnLog, Trainer
+from components.pretrain.parallel import Alone
+from components.pretrain.unsound import UnsoundError
+
+FAULTS = "faults"
+
+
+class Job(NamedTuple):
+    """Everything a worker is told; plain values, and absolute paths that every node sees."""
+
+    params: PretrainParams
+    dataset: Path
+    init: Path
+    folder: Path
+    """The resume state of this work."""
+    checkpoint: Path | None
+    """Where training goes on from."""
+
+
+def work(job: Job, parallel: Alone, on_log: OnLog, stopping: Callable[[], bool]) -> bool:
+    """Trains this worker's share; False when it was asked to stop before the end, and then has left a checkpoint.
+
+    Raises ValueError, with the way out, for a loss that is no number, for memory that is too small, for a disk that is full and for
+    images that cannot be read.
+    """
+    params = job.params
+    try:
+        trainer = Trainer(
+            params,
+            Batches(params, Store(job.dataset, "train"), parallel.rank, parallel.world),
+            parallel,
+            job.init,
+            stopping,
+        )
+        if job.checkpoint:
+            trainer.restore(checkpoints.load(job.checkpoint))
+        return _train(job, trainer, on_log)
+    except UnsoundError as error:
+        raise ValueError(f"{error}. Its batch and losses are in {_dump(job.folder, parallel.rank, error)}") from error
+    except (MemoryError, RuntimeError) as error:
+        if not _out_of_memory(error):
+            raise
+        raise ValueError(_smaller(params, str(error))) from error
+
+
+def _train(job: Job, trainer: Trainer, on_log: OnLog) -> bool:
+    saving = Checkpoints(job.folder, job.params.keep_last, job.params.keep_every)
+
+    def save() -> None:
+        state = trainer.state()  # all workers take part
+        if trainer.parallel.rank == 0:
+            saving.save(state)
+
+    try:
+        done = trainer.train(on_log, save)
+    finally:
+        saving.join()  # also where training ends with an error: the checkpoint before it is worth having
+    saving.wait()
+    return done
+
+
+def _dump(folder: Path, rank: int, error: UnsoundError) -> Path:
+    path = folder / FAULTS / f"step-{error.step:08d}-rank-{rank}.safetensors"
+    path.parent.mkdir(exist_ok=True)
+    save_file({name: tensor.contiguous() for name, tensor in error.dump.items()}, path)
+    return path
+
+
+def _out_of_memory(error: BaseException) -> bool:
+    """On a GPU, or on a CPU whose allocator has no type of its own for it."""
+    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in str(error)
+
+
+def _smaller(params: PretrainParams, text: str) -> str:
+    scale, batch = params.scale, params.optimisation.global_batch_size
+    share = batch // scale.workers
+    at_once = min(scale.images_at_once or share, share)
+    ways = [f"set scale.images_at_once to {max(1, at_once // 2)}, which changes no result"]
+    if not scale.activation_checkpointing:
+        ways.append("scale.activation_checkpointing to true")
+    if scale.workers > 1 and scale.sharding == "ddp":
+        ways.append("scale.sharding to fsdp")
+    return (
+        f"out of memory with {at_once} images at once of a worker's {share} (optimisation.global_batch_size {batch}, scale.workers "
+        f"{scale.workers}, {-(-share // at_once)} passes a step, activation_checkpointing {str(scale.activation_checkpointing).lower()}): "
+        f"{' or '.join(ways)}; `make preflight` tells what fits. It was: {text.splitlines()[0] if text else 'MemoryError'}"
+    )
