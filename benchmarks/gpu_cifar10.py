@@ -149,14 +149,14 @@ def learn(
         if time.monotonic() >= until and step < one.steps:
             raise OutOfTimeError
 
-    def on_log(row: Row, _: bool) -> None:
+    def on_log(row: Row, _: Row) -> None:
         if row["step"] > 1 or one.steps == 1:  # the first step is always logged
             point(int(row["step"]), row)
 
     try:
         point(0, {})
         judging, start = 0.0, time.monotonic()
-        one.train(on_log)
+        one.train(on_log, lambda: None)
     except OutOfTimeError:
         said.append(f"cifar10: stopped at step {points[-1]['step']} of {one.steps}, its time was over")
     images = points[-1]["step"] * params.optimisation.global_batch_size

@@ -102,7 +102,9 @@ class PretrainOutputs(Outputs):
 
     encoder: Path = Field(description="target encoder, safetensors that describe themselves")
     predictor: Path = Field(description="predictor, safetensors that describe themselves")
-    state: Path = Field(description="final training state (model, target encoder, optimiser, step)")
+    state: Path = Field(
+        description="final training state (model, target encoder, optimiser, step, curves), safetensors"
+    )
     history: Path = Field(description="CSV of the curves, a row per logged step")
     spectrum: Path = Field(description="CSV of the eigenvalues of AAᵀ at the end and at the start")
     masks: Path = Field(description="PNG of the first training crops with context and targets, drawn before training")

@@ -21,7 +21,7 @@ from components.stage import canonical_yaml
 from .test_run import SCRATCH
 
 FLAGS = {
-    "encoder": "encoder.safetensors", "predictor": "predictor.safetensors", "state": "state.pt", "history": "history.csv",
+    "encoder": "encoder.safetensors", "predictor": "predictor.safetensors", "state": "state.safetensors", "history": "history.csv",
     "spectrum": "spectrum.csv", "masks": "masks.png", "work": "work", "metrics": "metrics.json", "run": "run.json",
 }  # fmt: skip
 

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from components import tracking
-from components.pretrain.history import Row, continued, following
-from components.tracking.run import Point
+from components.pretrain.following import Listener, following
+from components.pretrain.history import Row, append, continued, write_csv
 
 NAMES = ("epoch", "loss", "images_per_second", "seconds_per_step", "effective_rank")
 
@@ -18,46 +17,57 @@ def row(step: int, collapsed: float = 0.0) -> dict[str, float]:
     return {"step": step} | dict.fromkeys(NAMES, 1.0) | {"feature_std": 0.5, "collapsed": collapsed}
 
 
-def append(path: Path, steps: list[int], collapsed: float = 0.0, checkpoint: bool = False) -> None:
-    with path.open("a", encoding="utf-8") as file:
-        lines = [row(step, collapsed) | {"time": 1000 * step, "checkpoint": checkpoint} for step in steps]
-        file.writelines(json.dumps(line) + "\n" for line in lines)
+def logs(path: Path, steps: list[int], collapsed: float = 0.0) -> None:
+    for step in steps:
+        append(path, row(step, collapsed), [{"data_wait": 0.1}, {"data_wait": 0.2}])
 
 
-def nothing(value: object) -> None:
-    pass
+def checkpoint(folder: Path, step: int) -> None:
+    (folder / "checkpoints" / f"step-{step:08d}").mkdir(parents=True)
 
 
-@pytest.fixture
-def logged(monkeypatch: pytest.MonkeyPatch) -> list[Point]:
-    """The points of the loss on their way to MLflow."""
-    found = list[Point]()
-    monkeypatch.setattr(
-        tracking, "log_points", lambda points: found.extend(point for point in points if point[0] == "pretrain/loss")
-    )
-    return found
+class Heard(Listener):
+    def __init__(self) -> None:
+        self.rows, self.drawings, self.checkpoints, self.warnings = (
+            list[int](),
+            list[list[float]](),
+            list[int](),
+            list[str](),
+        )
+        self.waits = list[list[float]]()
+
+    def points(self, row: Row, ranks: Sequence[Row], when: int) -> None:
+        assert not {"time", "ranks"} & row.keys() and abs(when / 1000 - time.time()) < 600
+        self.rows.append(int(row["step"]))
+        self.waits.append([own["data_wait"] for own in ranks])
+
+    def drawn(self, rows: Sequence[Row]) -> None:
+        self.drawings.append([row["step"] for row in rows])
+
+    def saved(self, step: int) -> None:
+        self.checkpoints.append(step)
+
+    def warned(self, name: str, text: str) -> None:
+        self.warnings.append(f"{name}: {text}")
 
 
 def test_it_draws_each_tenth_of_the_way_and_leaves_the_end_to_its_caller(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path, drawn = tmp_path / "history.jsonl", list[list[float]]()
-
-    def draw(rows: Sequence[Row]) -> None:
-        drawn.append([row["step"] for row in rows])
-
+    path, heard = tmp_path / "history.jsonl", Heard()
+    drawn = heard.drawings
     continued(path, [row(1), row(2)])
     seen, deadline = "", time.monotonic() + 60
-    with following(path, 100, draw, nothing):
+    with following(path, 100, heard):
         for steps, expected in (([5], 0), ([4, 5, 10], 1), ([15, 19], 1), ([20, 30], 2)):
-            append(path, steps)
+            logs(path, steps)
             while f"step {steps[-1]}/100," not in seen:
                 assert time.monotonic() < deadline, seen
                 time.sleep(0.02)
                 seen += capsys.readouterr().out
             time.sleep(0.05)
             assert len(drawn) == expected, steps
-        append(path, [100])
+        logs(path, [100])
     seen += capsys.readouterr().out
     assert drawn[:2] == [[1, 2, 5, 10], [1, 2, 5, 10, 15, 19, 20, 30]]
     shown = [int(line.split("/")[0].removeprefix("step ")) for line in seen.splitlines()]
@@ -66,42 +76,52 @@ def test_it_draws_each_tenth_of_the_way_and_leaves_the_end_to_its_caller(
 
 def test_a_restart_begins_with_the_rows_of_its_checkpoint(tmp_path: Path) -> None:
     path = tmp_path / "history.jsonl"
-    append(path, [1, 2, 3, 4])
+    logs(path, [1, 2, 3, 4])
+    before = [json.loads(line) for line in path.read_text().splitlines()]
     path.write_text(path.read_text() + '{"step": 5, "lo')  # of a killed run
     continued(path, [row(1), row(2), row(3)])
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
-    assert [(line["step"], line["time"], line["checkpoint"]) for line in lines] == [
-        (1, 1000, False),
-        (2, 2000, False),
-        (3, 3000, True),
-    ]
+    assert [json.loads(line) for line in path.read_text().splitlines()] == before[:3]
     continued(path, [])
     assert path.read_text() == ""
 
 
-def test_mlflow_gets_a_step_with_the_checkpoint_after_it(tmp_path: Path, logged: list[Point]) -> None:
-    path, saved = tmp_path / "history.jsonl", list[int]()
-    append(path, [1, 2])
-    append(path, [3], checkpoint=True)
-    append(path, [4, 5])
-    with following(path, 10, nothing, saved.append):
+def test_a_step_goes_on_with_the_checkpoint_after_it(tmp_path: Path) -> None:
+    path, heard = tmp_path / "history.jsonl", Heard()
+    logs(path, [1, 2, 3, 4, 5])
+    checkpoint(tmp_path, 3)
+    with following(path, 10, heard):
         pass
-    assert logged == [("pretrain/loss", 1.0, 1000 * step, step) for step in (1, 2, 3)] and saved == [3]
-    logged.clear()
-    with pytest.raises(ValueError, match="no number"), following(path, 10, nothing, nothing):
+    assert (heard.rows, heard.checkpoints) == ([1, 2, 3], [3]) and heard.waits[0] == [0.1, 0.2]
+    heard = Heard()
+    with pytest.raises(ValueError, match="no number"), following(path, 10, heard):
         raise ValueError("the loss is no number")  # as a restart would find again
-    assert [step for _, _, _, step in logged] == [1, 2, 3, 4, 5]
-    logged.clear()
-    with pytest.raises(KeyboardInterrupt), following(path, 10, nothing, nothing):
+    assert heard.rows == [1, 2, 3, 4, 5]
+    heard = Heard()
+    with pytest.raises(KeyboardInterrupt), following(path, 10, heard):
         raise KeyboardInterrupt
-    assert [step for _, _, _, step in logged] == [1, 2, 3]
+    assert heard.rows == [1, 2, 3]
+
+
+def test_workers_that_were_started_again_tell_no_step_twice(tmp_path: Path) -> None:
+    path, heard = tmp_path / "history.jsonl", Heard()
+    checkpoint(tmp_path, 5)
+    logs(path, [1, 2, 3, 2, 3, 4, 5])
+    with following(path, 10, heard):
+        pass
+    assert heard.rows == [1, 2, 3, 4, 5]
+
+
+def test_a_value_that_a_step_has_not_is_an_empty_cell(tmp_path: Path) -> None:
+    write_csv(tmp_path / "curves.csv", [{"step": 1, "loss": 0.5}, {"step": 2, "loss": 0.25, "knn": 40.0}])
+    assert (tmp_path / "curves.csv").read_text().split() == ["step,loss,knn", "1,0.5,", "2,0.25,40"]
 
 
 def test_a_collapse_is_told_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "history.jsonl"
+    path, heard = tmp_path / "history.jsonl", Heard()
     path.touch()
-    with following(path, 10, nothing, nothing):
-        append(path, [1])
-        append(path, [2, 3], collapsed=1.0)
+    with following(path, 10, heard):
+        logs(path, [1])
+        logs(path, [2, 3], collapsed=1.0)
     lines = [line for line in capsys.readouterr().out.splitlines() if "WARNING" in line]
     assert len(lines) == 1 and "features have collapsed by step 2: effective rank 1.00" in lines[0]
+    assert heard.warnings == ["collapsed: step 2"]

@@ -17,8 +17,10 @@ from safetensors.torch import load_file
 from components.images.store import Store
 from components.mim.weights import load_encoder, load_predictor, read_about, untrained_encoder
 from components.pretrain import preview
-from components.pretrain.adopt import adopt, latest
+from components.pretrain.adopt import adopt
+from components.pretrain.checkpoints import newest
 from components.pretrain.contract import PretrainInputs, PretrainParams
+from components.pretrain.state import read
 from components.pretrain.unfinished import begin
 from components.stage import canonical_yaml
 
@@ -29,7 +31,7 @@ def pretrain(folder: Path, values: dict[str, Any], toy: Path, init: Path = SCRAT
     folder.mkdir(exist_ok=True)
     (folder / "pretrain.yaml").write_text(canonical_yaml(values))
     outputs = {
-        "encoder": "encoder.safetensors", "predictor": "predictor.safetensors", "state": "state.pt", "history": "history.csv",
+        "encoder": "encoder.safetensors", "predictor": "predictor.safetensors", "state": "state.safetensors", "history": "history.csv",
         "spectrum": "spectrum.csv", "masks": "masks.png", "work": "work", "metrics": "metrics.json", "run": "run.json",
     }  # fmt: skip
     flags = [text for name, path in outputs.items() for text in (f"--{name}", path)]
@@ -53,7 +55,7 @@ def test_one_worker_trains_exports_and_logs(once: Path, tiny: dict[str, Any], to
     config, about = read_about(once / "encoder.safetensors")
     assert config == tiny["encoder"]
     assert about["params"] == tiny and about["steps"] == 6
-    state = torch.load(once / "state.pt", weights_only=True)
+    state = read(once / "state.safetensors")
     for name, tensor in load_encoder(once / "encoder.safetensors").state_dict().items():
         assert torch.equal(tensor, state["target"][name])
     assert load_predictor(once / "predictor.safetensors").config.mask_token
@@ -73,7 +75,7 @@ def test_one_worker_trains_exports_and_logs(once: Path, tiny: dict[str, Any], to
     for path in (once / "masks.png", client.download_artifacts(run.info.run_id, "masks.png")):
         with Image.open(path) as image:
             assert image.tobytes() == expected.tobytes()
-    checkpoints = [path.stat().st_mtime for path in (once / "work").rglob("state.pt")]
+    checkpoints = [path.stat().st_mtime for path in (once / "work").rglob("state.safetensors")]
     assert (once / "masks.png").stat().st_mtime < min(checkpoints)  # it was there to look at during training
 
 
@@ -113,7 +115,7 @@ def test_a_state_that_does_not_fit_is_not_gone_on_from(
     with pytest.raises(ValueError, match=message):
         adopt(tmp_path / "new", old)
     assert sorted(path.name for path in (tmp_path / "new").iterdir() if path.name != "lock") == before
-    assert latest(tmp_path / "new") is None
+    assert newest(tmp_path / "new") is None
 
 
 def test_two_workers_learn_what_one_learns(once: Path, tmp_path: Path, tiny: dict[str, Any], toy_images: Path) -> None:
