@@ -64,23 +64,23 @@ class Sharded(Replicated):
     def weights(self, model: MaskedImageModel, target: VisionEncoder | None, optimizer: Optimizer) -> Weights:
         """As above, on the CPU; on other ranks every tensor is empty. A device gathers them one at a time."""
         state = super().weights(model, target, optimizer)
-        optimiser = state["optimizer"]
-        moments = {index: self._wholes(one) for index, one in optimiser["state"].items()}
-        return {
-            "model": self._wholes(state["model"]),
-            "target": self._wholes(state["target"]) if target else None,
-            "optimizer": {**optimiser, "state": moments},
-        }
+        moments = {index: self._wholes(one) for index, one in state.optimizer["state"].items()}
+        return Weights(
+            self._wholes(state.model),
+            None if state.target is None else self._wholes(state.target),
+            {**state.optimizer, "state": moments},
+        )
 
     def load(
         self, model: MaskedImageModel, target: VisionEncoder | None, optimizer: Optimizer, weights: Weights
     ) -> None:
         """As above. Each worker reads no more than its parts of a memory-mapped file."""
-        model.load_state_dict(_parts(model.state_dict(), weights["model"]), strict=True)
+        model.load_state_dict(_parts(model.state_dict(), weights.model), strict=True)
         if target:
-            target.load_state_dict(_parts(target.state_dict(), weights["target"]), strict=True)
+            assert weights.target is not None, "a state of an objective with a target encoder has one"
+            target.load_state_dict(_parts(target.state_dict(), weights.target), strict=True)
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        whole = weights["optimizer"]
+        whole = weights.optimizer
         moments = {
             index: {name: _cut(value, parameters[index]) if value.ndim else value for name, value in one.items()}
             for index, one in whole["state"].items()  # a step is a plain number, the same everywhere

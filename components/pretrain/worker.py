@@ -12,6 +12,7 @@ from components.pretrain.contract import PretrainParams
 from components.pretrain.loop import Row
 from components.pretrain.parallel import Alone, Replicated
 from components.pretrain.session import Job, work
+from components.pretrain.sharding import Sharded
 
 STOP = "stop"
 """A file of this name in the resume state asks workers to save and end."""
@@ -38,7 +39,7 @@ def parallel_of(params: PretrainParams, device: torch.device, world: int) -> Alo
     """How so many workers share the model; they have a process group by now."""
     if world == 1:
         return Alone(device)
-    return Replicated(device)
+    return Sharded(device) if params.scale.sharding == "fsdp" else Replicated(device)
 
 
 class _Asked:
