@@ -17,6 +17,7 @@ import statistics
 import sys
 import tempfile
 import time
+import zlib
 from collections.abc import Callable, Iterator
 from io import BytesIO
 from pathlib import Path
@@ -35,6 +36,7 @@ from torchvision.io import ImageReadMode, decode_jpeg
 sys.path.insert(0, str(Path(__file__).parents[1]))  # where the project is not installed
 
 from components.images import decoding, store
+from components.images import shard as shards
 from components.images.transforms import MEAN, STD, normalise
 from components.pretrain.batches import Batches
 from components.pretrain.contract import PretrainParams
@@ -77,8 +79,6 @@ def card(folder: Path, splits: dict[str, Any]) -> None:
 
 def many_rows(folder: Path) -> None:
     """As many rows and shards as ImageNet has, each image a kilobyte: opening reads none."""
-    columns = store.COLUMNS["images"]
-    schema = pa.schema([pa.field(name, kind, nullable=False) for name, kind in columns.items()])
     (folder / "train").mkdir(parents=True)
     for shard in range(SHARDS):
         numbers = range(IMAGENET * shard // SHARDS, IMAGENET * (shard + 1) // SHARDS)
@@ -87,10 +87,9 @@ def many_rows(folder: Path) -> None:
             "image": [bytes(1000)] * len(numbers),
         }
         values |= {"label": [n // 1300 for n in numbers], "holdout": [0.5] * len(numbers)}
-        arrays = [pa.array(values[name], kind) for name, kind in columns.items()]
-        path = str(folder / f"train/shard-{shard:05d}.arrow")
-        with pa.OSFile(path, "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
-            writer.write_batch(pa.record_batch(arrays, schema=schema))
+        values["crc32"] = [zlib.crc32(bytes(1000))] * len(numbers)
+        arrays = {name: pa.array(values[name], kind) for name, kind in shards.COLUMNS["images"].items()}
+        shards.write_columns(folder / f"train/shard-{shard:05d}.arrow", arrays)
     card(folder, {"train": {"count": IMAGENET, "shards": SHARDS, "content": "0" * 64}})
 
 
@@ -176,6 +175,8 @@ def per_core(files: list[bytes], repeats: int, folder: Path) -> Iterator[str]:
         return [decoded_barely(data) for data in files]
 
     yield f"| usual pipeline / loader (target ≥ 2) | {turns(usually, crops, repeats, count)} |"
+    checks = turns(lambda: [zlib.crc32(data) for data in files], crops, repeats, count)
+    yield f"| CRC-32 of the stored bytes / loader, which checks it (target ≤ 0.03) | {checks} |"
     both = turns(usually, lambda: normalise(crops()), repeats, count)
     yield f"| usual pipeline / loader and the step's normalisation on this core | {both} |"
     yield f"| bare JPEG decoding / loader (target ≥ 0.6) | {turns(barely, crops, repeats, count)} |"

@@ -2,6 +2,7 @@
 
 import os
 import sys
+import zlib
 from collections.abc import Callable, Iterator
 from io import BytesIO
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 from PIL import Image
 
 from components.images import store
+from components.images.shard import COLUMNS, write_columns
 from components.stage import read_yaml
 
 ROOT = Path(__file__).parents[1]
@@ -89,8 +91,6 @@ def million(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "train").mkdir(parents=True)
     file = BytesIO()
     Image.fromarray(np.arange(48, dtype=np.uint8).reshape(4, 4, 3)).save(file, "PNG")
-    columns = store.COLUMNS["images"]
-    schema = pa.schema([pa.field(name, kind, nullable=False) for name, kind in columns.items()])
     rows, shards = 1_281_167, 550
     ends = [rows * shard // shards for shard in range(shards + 1)]
     for shard, (start, stop) in enumerate(zip(ends[:-1], ends[1:], strict=True)):
@@ -100,12 +100,9 @@ def million(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "image": [file.getvalue()] * len(numbers),
         }
         values |= {"label": numbers // 1300, "holdout": np.linspace(0, 1, len(numbers))}
-        arrays = [pa.array(values[name], kind) for name, kind in columns.items()]
-        with (
-            pa.OSFile(str(folder / f"train/shard-{shard:05d}.arrow"), "wb") as sink,
-            pa.ipc.new_file(sink, schema) as out,
-        ):
-            out.write_batch(pa.record_batch(arrays, schema=schema))
+        values["crc32"] = [zlib.crc32(file.getvalue())] * len(numbers)
+        arrays = {name: pa.array(values[name], kind) for name, kind in COLUMNS["images"].items()}
+        write_columns(folder / f"train/shard-{shard:05d}.arrow", arrays)
     splits = {"train": {"count": rows, "shards": shards, "content": "0" * 64}}
     card = {"name": "toy", "kind": "images", "format": "image_folder", "classes": [str(n) for n in range(1000)]}
     store.write_card(folder, {**card, "splits": splits, "mean": [0.5] * 3, "std": [0.2] * 3, "skipped": []})

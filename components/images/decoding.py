@@ -48,9 +48,12 @@ def of_picture(picture: Image.Image) -> Tensor:
 
 
 def pixels(images: store.Store, index: int) -> Tensor:
-    """Picture `index` as uint8 [3, H, W]. Raises ValueError naming dataset, split, row and path of one that can't be decoded."""
+    """Picture `index` as uint8 [3, H, W].
+
+    Raises ValueError, naming dataset, split, row and path, when its bytes are not those that were stored or can't be decoded.
+    """
     data = images.view(index)
     try:
         return decode(data)
     except ValueError as error:
-        raise images.damaged(index, error) from error
+        raise images.undecodable(index, error) from error

@@ -1,7 +1,6 @@
-"""Prepared datasets: memory-mapped Arrow shards beside a card that says what they hold.
+"""Prepared datasets: memory-mapped shards beside a card that says what they hold.
 
-`<folder>/card.json` and `<folder>/<split>/shard-00000.arrow`, one record batch a shard, in Arrow's IPC file format.
-The bytes are a function of the rows alone: no time, no random id, no library version.
+`<folder>/card.json` and `<folder>/<split>/shard-00000.arrow`, each as `shard` has it.
 """
 
 import bisect
@@ -15,22 +14,11 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 from PIL import Image, ImageOps, UnidentifiedImageError
 
+from components.images.shard import EarlierError, Row, Shard, bytes_of, complete, row_digest, write_shard
 from components.stage import write_json
 
-Row = Mapping[str, Any]
-
-COLUMNS: dict[str, dict[str, pa.DataType]] = {
-    kind: {"path": pa.string(), "image": pa.binary(), **extra}
-    for kind, extra in {
-        "images": {"label": pa.int32(), "holdout": pa.float64()},  # label -1 where there are no classes
-        "scenes": {"count": pa.int32(), "distance": pa.float64(), "holdout": pa.float64()},
-        "video": {"sequence": pa.string(), "frame": pa.int32(), "mask": pa.binary()},  # b"" without annotation
-    }.items()
-}
-AGAIN = "it was damaged after it was prepared: remove the folder and prepare the dataset again"
 CARD = ("name", "kind", "format", "classes", "splits", "mean", "std", "skipped")
 """What every card has; those of `prepare` have more."""
 FORMATS = ("JPEG", "PNG")
@@ -89,19 +77,6 @@ def _why(error: Exception) -> ValueError:
     return ValueError(str(error) if isinstance(error, _TOLD) else f"it is damaged: {error}")
 
 
-def hold(path: str) -> float:
-    """Where an item falls between 0 and 1, by the sha256 of its path alone: below a fraction it is held out of training to choose on.
-
-    So a share that is held out never moves, whatever else is added, removed or drawn.
-    """
-    return int.from_bytes(hashlib.sha256(path.encode()).digest()[:8], "big") / 2**64
-
-
-def complete(row: Row, kind: str) -> Row:
-    """The row with the columns that follow from others."""
-    return {**row, "holdout": hold(row["path"])} if "holdout" in COLUMNS[kind] else row
-
-
 def write(folder: Path, kind: str, rows: Mapping[str, Iterable[Row]], shard_mib: int) -> dict[str, dict[str, Any]]:
     """Streams each split's rows into shards of at most `shard_mib` MiB (or one row); returns the card's `splits`."""
     splits = {}
@@ -120,61 +95,18 @@ def about_split(digests: Sequence[bytes], shards: int) -> dict[str, Any]:
     return {"count": len(digests), "shards": shards, "content": hashlib.sha256(b"".join(digests)).hexdigest()}
 
 
-def size(row: Row, kind: str) -> int:
-    """Bytes of a row's images and masks."""
-    return sum(len(row[name]) for name in _binary(kind))
-
-
-def _binary(kind: str) -> list[str]:
-    return [name for name, column in COLUMNS[kind].items() if column == pa.binary()]
-
-
 def _shards(rows: Iterable[Row], kind: str, limit: int) -> Iterator[list[Row]]:
     """Runs of rows whose binary columns hold at most `limit` bytes together; a larger row stands alone."""
     shard: list[Row] = []
     total = 0
     for row in rows:
-        if shard and total + size(row, kind) > limit:
+        if shard and total + bytes_of(row, kind) > limit:
             yield shard
             shard, total = [], 0
         shard.append(row)
-        total += size(row, kind)
+        total += bytes_of(row, kind)
     if shard:
         yield shard
-
-
-def row_digest(row: Row, kind: str, image: bytes = b"") -> bytes:
-    """sha256 [32] of one row: each value's text, or the sha256 of its bytes, behind its length, so that no two rows share a text.
-
-    `image` is the sha256 of the image's bytes where it is known. `holdout` follows from the path and is left out.
-    """
-    digest = hashlib.sha256()
-    for name in COLUMNS[kind]:
-        if name == "holdout":
-            continue
-        value = row[name]
-        known = image if name == "image" else b""
-        data = known or hashlib.sha256(value).digest() if isinstance(value, bytes) else str(value).encode()
-        digest.update(struct.pack("<q", len(data)) + data)
-    return digest.digest()
-
-
-def write_shard(path: Path, rows: Sequence[Row], kind: str) -> None:
-    """One record batch with all columns of `kind`."""
-    schema = pa.schema([pa.field(name, column, nullable=False) for name, column in COLUMNS[kind].items()])
-    arrays = [_array([row[field.name] for row in rows], field.type) for field in schema]
-    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
-        writer.write_batch(pa.record_batch(arrays, schema=schema))
-
-
-def _array(values: list[Any], kind: pa.DataType) -> pa.Array:
-    """Images are joined in one step; Arrow would copy a growing buffer again and again."""
-    if kind != pa.binary():
-        return pa.array(values, kind)
-    ends = np.cumsum([0, *map(len, values)], dtype=np.int64)
-    assert ends[-1] < 2**31, "a shard's images have less than 2 GiB"
-    buffers = [None, pa.py_buffer(ends.astype(np.int32)), pa.py_buffer(b"".join(values))]
-    return pa.Array.from_buffers(kind, len(values), buffers)
 
 
 def write_card(folder: Path, card: Mapping[str, Any]) -> None:
@@ -204,7 +136,9 @@ def splits(folder: Path) -> list[str]:
 class Store:
     """One split of a prepared dataset, read through a memory map: random access costs no copy of the shard.
 
-    Raises ValueError when the folder is no prepared dataset or has no such split. Pickles to its two arguments.
+    Raises ValueError when the folder is no prepared dataset or has no such split; also, and then it says how to bring back what was
+    stored, when a shard is not what was written: at once if it is cut short, when they are read if values in it are others.
+    Pickles to its two arguments.
     """
 
     def __init__(self, folder: Path, split: str) -> None:
@@ -214,14 +148,13 @@ class Store:
             raise ValueError(
                 f"{str(folder)!r} has no split {split!r}; its splits are: {', '.join(self.card['splits'])}"
             )
-        paths = [folder / split / f"shard-{n:05d}.arrow" for n in range(self.card["splits"][split]["shards"])]
-        self._batches = [_mapped(path) for path in paths]
-        self._ends = np.cumsum([batch.num_rows for batch in self._batches]).tolist()
-        if len(self) != (count := self.card["splits"][split]["count"]):
+        count, shards = (self.card["splits"][split][key] for key in ("count", "shards"))
+        self._shards = [self._opened(folder / split / f"shard-{n:05d}.arrow") for n in range(shards)]
+        self._ends = np.cumsum([len(shard) for shard in self._shards]).tolist()
+        if len(self) != count:
             raise ValueError(
-                f"the shards of split {split!r} in {str(folder)!r} hold {len(self)} rows, but its card counts {count}; {AGAIN}"
+                f"the shards of split {split!r} in {str(folder)!r} hold {len(self)} rows, but its card counts {count}; {self._again()}"
             )
-        self._binary: dict[str, list[tuple[npt.NDArray[np.int32], memoryview]]] = {}
 
     def __reduce__(self) -> tuple[type["Store"], tuple[Path, str]]:
         return Store, (self.folder, self.split)
@@ -231,24 +164,22 @@ class Store:
 
     def column(self, name: str) -> npt.NDArray[Any]:
         """All values [n] of a column that holds no image bytes; strings come as an object array."""
-        values = [batch.column(name).to_numpy(zero_copy_only=False) for batch in self._batches]
+        values = [self._column(shard, name) for shard in self._shards]
         return np.concatenate(values) if values else np.empty(0)
 
     def image(self, index: int) -> Image.Image:
-        """Picture `index` as RGB, turned as its EXIF says. Raises ValueError as `damaged` has it."""
+        """Picture `index` as RGB, turned as its EXIF says. Raises ValueError as `undecodable` has it, and as `view` does."""
+        data = self.view(index)
         try:
-            return decode(self.view(index))
+            return decode(data)
         except ValueError as error:
-            raise self.damaged(index, error) from error
+            raise self.undecodable(index, error) from error
 
-    def damaged(self, index: int, error: ValueError) -> ValueError:
+    def undecodable(self, index: int, error: ValueError) -> ValueError:
         """What to raise when picture `index` can't be decoded for the reason `error`: it names the picture."""
-        shard, row = self._place(index)
-        path = self._batches[shard].column("path")[row].as_py()
         return ValueError(
-            f"{path!r}, row {index} of split {self.split!r} of dataset {self.card['name']!r} in {str(self.folder)!r}, cannot be "
-            f"decoded: {error}; it was damaged after it was prepared, or before and `check: structure` did not see it: prepare the "
-            "dataset again with `check: decode`"
+            f"{self._named(index)} cannot be decoded: {error}; it was stored like that, for `check: structure` does not see all: "
+            "prepare the dataset again with `check: decode`"
         )
 
     def bytes(self, index: int, column: str = "image") -> bytes:
@@ -256,12 +187,33 @@ class Store:
         return bytes(self.view(index, column))
 
     def view(self, index: int, column: str = "image") -> memoryview:
-        """The same bytes as they lie in the memory map, read-only."""
+        """The same bytes as they lie in the memory map, read-only. Raises ValueError, which names them, for others than were stored."""
         shard, row = self._place(index)
-        if column not in self._binary:  # offsets and bytes as they lie in the map; Arrow's scalars are 20 times slower
-            self._binary[column] = [_buffers(batch.column(column)) for batch in self._batches]
-        offsets, data = self._binary[column][shard]
-        return data[offsets[row] : offsets[row + 1]]
+        try:
+            return self._shards[shard].view(row, column)
+        except ValueError as error:
+            raise ValueError(f"{self._named(index)}: {error}; {self._again(self._shards[shard].path)}") from error
+
+    def _named(self, index: int) -> str:
+        shard, row = self._place(index)
+        path = self._shards[shard].path_of(row)
+        return (
+            f"{path!r}, row {index} of split {self.split!r} of dataset {self.card['name']!r} in {str(self.folder)!r},"
+        )
+
+    def _opened(self, path: Path) -> Shard:
+        try:
+            return Shard(path, self.card["kind"])
+        except EarlierError as error:
+            raise ValueError(f"{error}; prepare the dataset again: `dvc repro prepare@{self.card['name']}`") from error
+        except ValueError as error:
+            raise ValueError(f"{error}; {self._again(path)}") from error
+
+    def _column(self, shard: Shard, name: str) -> npt.NDArray[Any]:
+        try:
+            return shard.column(name)
+        except ValueError as error:
+            raise ValueError(f"{error}; {self._again(shard.path)}") from error
 
     def _place(self, index: int) -> tuple[int, int]:
         """Shard and row in it."""
@@ -270,16 +222,10 @@ class Store:
         shard = bisect.bisect_right(self._ends, index)
         return shard, index - (self._ends[shard - 1] if shard else 0)
 
-
-def _mapped(path: Path) -> pa.RecordBatch:
-    """The shard's one batch. The file is closed: its pages stay mapped, and ImageNet has more shards than a process may open files."""
-    try:
-        with pa.memory_map(str(path)) as source:
-            return pa.ipc.open_file(source).get_batch(0)
-    except (OSError, pa.ArrowInvalid) as error:
-        raise ValueError(f"shard {str(path)!r} cannot be read: {error}; {AGAIN}") from error
-
-
-def _buffers(array: pa.Array) -> tuple[npt.NDArray[np.int32], memoryview]:
-    _, offsets, data = array.buffers()
-    return np.frombuffer(offsets, np.int32), memoryview(data if data is not None else b"")
+    def _again(self, shard: Path | None = None) -> str:
+        """How to bring back what was stored. DVC's cache may hold the very file, hard-linked, and then with the same damage."""
+        cached = f'find -L "$(dvc cache dir)" -samefile {shard} -exec rm -f {{}} +; ' if shard else ""
+        return (
+            f"it was damaged after it was prepared. To bring back what was stored: {cached}rm -r {self.folder}; "
+            f"dvc repro -s prepare@{self.card['name']}"
+        )

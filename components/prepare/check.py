@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from PIL import Image
 
-from components.images import store
+from components.images import shard, store
 from components.images.header import plain
 from components.prepare.holders import Files
 from components.prepare.readers import Item
@@ -18,7 +18,7 @@ OTHERS = ("WEBP", "GIF", "BMP", "TIFF", "AVIF")
 class Checked(NamedTuple):
     """The row to store, or the fault that forbids it."""
 
-    row: store.Row
+    row: shard.Row
     digest: bytes  # sha256 of the row, b"" where there is none
     raw: bytes  # the first 8 bytes of the sha256 of the image's raw bytes: who shares them is a duplicate
     size: tuple[int, int]  # width and height in pixels, as stored
@@ -48,10 +48,10 @@ class Checker:
         row = {"path": item.path, "image": data, **item.values}
         if self.kind == "video":
             row["mask"] = self._mask(item, size) if item.mask else b""
-        whole = store.complete(row, self.kind)
+        whole = shard.complete(row, self.kind)
         histogram = image.histogram() if measured and image else []
         origin = hashlib.sha256(raw).digest()
-        digest = store.row_digest(whole, self.kind, origin if data is raw else b"")
+        digest = shard.row_digest(whole, self.kind, origin if data is raw else b"")
         return Checked(whole, digest, origin[:8], size, histogram, "")
 
     def _stored(self, raw: bytes, measured: bool) -> tuple[bytes, Image.Image | None, tuple[int, int]]:

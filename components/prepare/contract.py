@@ -71,7 +71,7 @@ class DatasetParams(Params):
     check: Literal["decode", "structure"] = Field(
         description="How each image is checked. decode: every pixel is decoded; decoders fill what is lost within a JPEG with "
         "grey, and do not always say so. structure: its header and its end (JPEG), or its checksums "
-        "(PNG), which is about four times as fast and does not find damage in the middle of a JPEG."
+        "(PNG), which is about three times as fast and does not find damage in the middle of a JPEG."
     )
     on_error: Literal["fail", "skip"] = Field(
         description="What to do with an image that cannot be decoded. fail: stop and name it. skip: leave it out and "

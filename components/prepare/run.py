@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from components import progress, tracking
-from components.images import header, store
+from components.images import header, shard, store
 from components.prepare import sheet
 from components.prepare.card import card
 from components.prepare.contract import (
@@ -50,7 +50,8 @@ def run(params: PrepareParams, inputs: PrepareInputs, outputs: PrepareOutputs) -
 def _begun(name: str, dataset: DatasetParams, listing: Listing, work: Path) -> Path:
     """Where this very preparation goes on; what is left of another one of the dataset is removed."""
     here = Path(__file__).parent
-    own = [*here.glob("*.py"), *here.glob("readers/*.py"), Path(store.__file__), Path(header.__file__)]
+    shared = [Path(module.__file__ or "") for module in (header, shard, store)]
+    own = [*here.glob("*.py"), *here.glob("readers/*.py"), *shared]
     # Of the files and not of what happens to be loaded, which differs.
     hashes = {f"{path.parent.name}/{path.name}": file_hash(path) for path in own}
     key = digest([dataset.model_dump(), listing.stamp, hashes, version("pillow")])

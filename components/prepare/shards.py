@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from components.images import store
+from components.images.shard import bytes_of, write_shard
 from components.prepare.check import Checked
 from components.prepare.readers import Item
 from components.stage import atomic, remove
@@ -78,7 +78,7 @@ def fill(
         if each.fault:
             shard.skipped.append(on_fault(items[place], each.fault))
         else:
-            size = store.size(each.row, kind)
+            size = bytes_of(each.row, kind)
             if shard.rows and shard.bytes + size > limit:
                 tallies.append(shard.write(folder / f"shard-{len(tallies):05d}", kind, place))
                 shard = _Shard(place)
@@ -108,7 +108,7 @@ class _Shard:
         shard, written = path.with_suffix(".arrow"), 0
         if self.rows:
             with atomic(shard) as temporary:
-                store.write_shard(temporary, [each.row for each in self.rows], kind)
+                write_shard(temporary, [each.row for each in self.rows], kind)
                 _to_disk(temporary)
             written = shard.stat().st_size
         tally = Tally(
