@@ -1,8 +1,8 @@
 """What a whole training step costs on one device, for one size of model: the first table of `benchmarks/gpu.py`.
 
 A step is context encoder, target encoder, predictor, loss, backward pass, AdamW and moving average, ours and the textbook's as
-`benchmarks/step.py` has them. Compiled, `torch.compile` at its defaults has made each transformer layer of either side faster, but
-for the predictor's last one in ours, which has no context among its queries. No activations are computed a second time.
+`benchmarks/step.py` has them. Compiled, each transformer layer of either side is, as `scale.compile` does it, for any number of tokens.
+No activations are computed a second time.
 """
 
 import gc
@@ -21,6 +21,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from components.mim import masks
+from components.mim.encoder import compile_each
 from components.mim.objectives import Targets
 from components.mim.positions import Noise
 from components.pretrain.batches import Batch
@@ -61,16 +62,17 @@ class How(NamedTuple):
 
 
 class Layers:
-    """The transformer layers of some modules, plain and compiled: both kinds hold the same weights."""
+    """The transformer layers of some modules, compiled in place as `scale.compile` does, or called as they were."""
 
     def __init__(self, modules: Sequence[Any], backend: str) -> None:
-        self.modules = modules
-        self.plain = [module.blocks for module in modules]
-        self.compiled = [nn.ModuleList(torch.compile(layer, backend=backend) for layer in each) for each in self.plain]
+        self.layers = [layer for module in modules for layer in module.blocks]
+        compile_each(self.layers, backend)
+        self.calls = [layer._compiled_call_impl for layer in self.layers]
+        self.use(False)
 
     def use(self, compiled: bool) -> None:
-        for module, blocks in zip(self.modules, self.compiled if compiled else self.plain, strict=True):
-            module.blocks = blocks
+        for layer, call in zip(self.layers, self.calls, strict=True):
+            layer._compiled_call_impl = call if compiled else None
 
 
 class Steps:

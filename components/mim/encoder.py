@@ -1,7 +1,7 @@
 """The Vision Transformer encoder (context and target): patches in, one token per patch out."""
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, Literal
@@ -48,6 +48,15 @@ def transformer_layers(width: int, heads: int, layers: int, last: type[Block] = 
     )
 
 
+def compile_each(layers: Iterable[nn.Module], backend: str = "inductor") -> None:
+    """Has torch.compile make the code of each layer, which equal layers share. Done at the first call.
+
+    Sizes are symbols: the number of tokens is another in each step, and no step must wait for a compiler again.
+    """
+    for layer in layers:
+        layer.compile(dynamic=True, backend=backend)
+
+
 def gather(tokens_BND: Tensor, indices_BK: Tensor) -> Tensor:
     """The tokens [B, K, D] at `indices_BK`."""
     return tokens_BND.gather(1, indices_BK.unsqueeze(-1).expand(-1, -1, tokens_BND.shape[-1]))
@@ -56,11 +65,21 @@ def gather(tokens_BND: Tensor, indices_BK: Tensor) -> Tensor:
 class LayerStack(nn.Module):
     """Runs transformer layers; with `checkpointing` a layer's activations are computed again in the backward pass."""
 
-    checkpointing = False
+    checkpointing, compiled = False, False
 
     def layer_modules(self) -> list[nn.Module]:
         """The layers, each called as a module, so that it can be sharded or compiled for itself; none where they are not."""
         raise NotImplementedError
+
+    def compile_layers(self) -> None:
+        """Compiles each layer in place, which changes no name of a weight. Raises ValueError where layers are no modules."""
+        if not self.layer_modules():
+            raise ValueError(
+                "scale.compile is true, but the layers of this encoder are not called as modules (Beit's run piece by piece) and cannot be "
+                "compiled; set scale.compile to false"
+            )
+        compile_each(self.layer_modules())
+        self.compiled = True
 
     def through(self, layers: Iterator[Layer] | nn.ModuleList, tokens_BND: Tensor) -> Tensor:
         """The last of `each`."""

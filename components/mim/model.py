@@ -42,6 +42,11 @@ class MaskedImageModel(nn.Module):
         """Activation checkpointing: less memory for a second forward pass through each layer."""
         self.encoder.checkpointing = self.predictor.checkpointing = on
 
+    def compile_layers(self) -> None:
+        """Faster layers after a minute or more of compiling, at the first steps. A target encoder made afterwards has them as well."""
+        self.encoder.compile_layers()
+        self.predictor.compile_layers()
+
     def predict(self, images_BCHW: Tensor, masks: Masks, noise: Noise | None) -> list[Tensor]:
         """Predictions [B, T, ·] of each target block at full scale. `noise` None predicts deterministically."""
         return [self.predictor.head(states) for states in self.states(images_BCHW, masks, noise)]
@@ -103,8 +108,10 @@ class MaskedImageModel(nn.Module):
 
 
 def target_encoder(encoder: VisionEncoder) -> VisionEncoder:
-    """A copy of the encoder that no gradient reaches."""
+    """A copy of the encoder that no gradient reaches, compiled if it is."""
     copied = copy.deepcopy(encoder).eval()
+    if encoder.compiled:  # which no copy of a module is
+        copied.compile_layers()
     return copied.requires_grad_(False)
 
 

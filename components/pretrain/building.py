@@ -1,7 +1,9 @@
 """From the params to a model: fresh, or around an imported encoder."""
 
+import os
+import shutil
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from components.mim import weights
 from components.mim.checkpoints import Imported, Report, check_architecture, read_encoder
@@ -23,8 +25,11 @@ class Start(NamedTuple):
 def build(params: PretrainParams, init: Path) -> Start:
     """The model at its first step; its encoder from the file `init` unless it starts from scratch.
 
-    Raises ValueError for a file that is no encoder, or one of another architecture than the params say.
+    Raises ValueError for a file that is no encoder, or one of another architecture than the params say, and where it must be compiled
+    and cannot be.
     """
+    if params.scale.compile:
+        _check_compiler(params.scale.device)
     imported = None if params.init.source == "scratch" else _imported(params, init)
     model = weights.build(
         imported.encoder if imported else encoder_config(params),
@@ -35,6 +40,8 @@ def build(params: PretrainParams, init: Path) -> Start:
         Penalty(params.stop.penalty, params.stop.penalty_weight),
     )
     model.checkpointing(params.scale.activation_checkpointing)
+    if params.scale.compile:
+        model.compile_layers()
     return Start(model, imported.report if imported else None)
 
 
@@ -56,6 +63,17 @@ def predictor_config(params: PretrainParams) -> PredictorConfig:
         low_resolution=objective.low_resolution != "none",
         **params.predictor.model_dump(),
     )
+
+
+def _check_compiler(device: Literal["cpu", "gpu"]) -> None:
+    """torch.compile makes C++ for a CPU, and C around its kernels for a GPU; it would say so in the middle of the first step."""
+    variable, usual = ("CXX", ["g++"]) if device == "cpu" else ("CC", ["gcc", "clang", "cc"])
+    tried = [os.environ[variable]] if variable in os.environ else usual
+    if not any(shutil.which(name) for name in tried):
+        raise ValueError(
+            f"scale.compile is true and this machine has no {' or '.join(tried)}, which torch.compile needs for a {device}; install one, "
+            f"name another in the environment variable {variable}, or set scale.compile to false"
+        )
 
 
 def _imported(params: PretrainParams, init: Path) -> Imported:
