@@ -3,6 +3,7 @@
 Labels come in here and nowhere else in pretraining, and nothing that is measured goes back into it.
 """
 
+import time
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -52,10 +53,11 @@ class Quality:
         return step in (1, self._total) or step % self._every == 0
 
     def measure(self, encoder: VisionEncoder) -> Row:
-        """Percent of the test images that k-NN and the probe classify right, and what guessing hardly comes above.
+        """Percent of the test images that k-NN and the probe classify right, what guessing hardly comes above, and the seconds it took.
 
         Every worker must call it. Raises ValueError when features are no numbers.
         """
+        start = time.monotonic()
         features, held = self._features(encoder), self._held
         if not features.isfinite().all():
             raise ValueError(
@@ -69,6 +71,7 @@ class Quality:
             "quality_knn_top1": float(100 * np.mean(neighbours == held.judged)),
             "quality_probe_top1": float(100 * np.mean(ridge(train, held.labels, test) == held.judged)),
             "quality_guessing_top1": held.guessing,
+            "quality_seconds": time.monotonic() - start,
         }
 
     @torch.no_grad()  # inference_mode would mark what FSDP keeps between its calls

@@ -1,5 +1,6 @@
 """Quality while it trains: the linear probe's own features and neighbours, and the same numbers from any number of workers."""
 
+import json
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -12,19 +13,21 @@ import pytest
 import torch
 from sklearn.linear_model import Ridge
 from sklearn.preprocessing import StandardScaler
-from torch import Tensor, nn
+from torch import Tensor, distributed, multiprocessing, nn
 
 from components.images.store import Store
 from components.images.transforms import View, normalise
 from components.mim.encoder import VisionEncoder
+from components.mim.model import target_encoder
 from components.pretrain import quality
 from components.pretrain.batches import Batches
 from components.pretrain.building import build
 from components.pretrain.contract import PretrainParams
 from components.pretrain.held_out import held_out
-from components.pretrain.parallel import Alone
+from components.pretrain.parallel import Alone, Replicated
 from components.pretrain.quality import Quality, Row, ridge
 from components.pretrain.quality_rule import verdict
+from components.pretrain.sharding import Sharded
 from components.probe.dataset import Subject
 from components.probe.extraction import pooled
 from components.probe.neighbours import nearest
@@ -61,6 +64,11 @@ class Told(nn.Module):
 
     def forward(self, images_BCHW: Tensor) -> Tensor:
         return torch.stack([self._say(*self._places[self._key(image)]) for image in images_BCHW])[:, None]
+
+
+def scores(row: Row) -> Row:
+    """All but the time it took."""
+    return {name: value for name, value in row.items() if name != "quality_seconds"}
 
 
 def measured(params: PretrainParams, toy: Path, say: Callable[[str, int], Tensor]) -> Row:
@@ -150,7 +158,7 @@ def test_workers_share_the_images_and_come_to_the_same(
     params = parameters(tiny, train_images=train_images, test_images=test_images)
     calls = dict.fromkeys(range(world), 0)
     encoder = build(params, Path(params.init.path)).model.encoder
-    expected = watch(params, toy_images).measure(encoder)
+    expected = scores(watch(params, toy_images).measure(encoder))
     shared = SimpleNamespace(parts={}, barrier=threading.Barrier(world))
 
     def work(rank: int) -> Row:
@@ -160,12 +168,39 @@ def test_workers_share_the_images_and_come_to_the_same(
                 tokens: Tensor = encoder(images)
                 return tokens
 
-        return watch(params, toy_images, Threads(rank, world, shared)).measure(cast(VisionEncoder, Counted()))
+        return scores(watch(params, toy_images, Threads(rank, world, shared)).measure(cast(VisionEncoder, Counted())))
 
     with ThreadPoolExecutor(world) as pool:
         rows = list(pool.map(work, range(world)))
     assert rows == [expected] * world
     assert len(set(calls.values())) == 1
+
+
+def in_a_process(rank: int, world: int, folder: Path, values: dict[str, Any], toy: Path, sharding: str) -> None:
+    torch.set_num_threads(1)
+    distributed.init_process_group("gloo", init_method=f"file://{folder}/group", rank=rank, world_size=world)
+    params = PretrainParams(**values)
+    model = build(params, Path(params.init.path)).model
+    target = target_encoder(model.encoder)
+    parallel = {"ddp": Replicated, "fsdp": Sharded}[sharding](CPU)
+    parallel.distribute(model, target)
+    made = watch(params, toy, parallel)
+    rows = [scores(made.measure(target)) for _ in range(2)]
+    (folder / f"{rank}.json").write_text(json.dumps(rows))
+    distributed.destroy_process_group()
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("sharding", ["ddp", "fsdp"])
+def test_real_processes_with_replicas_and_with_shards_come_to_what_one_does(
+    tiny: dict[str, Any], toy_images: Path, tmp_path: Path, sharding: str
+) -> None:
+    params = parameters(tiny, train_images=39, test_images=22)
+    expected = scores(watch(params, toy_images).measure(build(params, Path(params.init.path)).model.encoder))
+    given = (2, tmp_path, params.model_dump(), toy_images, sharding)
+    multiprocessing.spawn(in_a_process, given, nprocs=2)
+    for rank in range(2):
+        assert json.loads((tmp_path / f"{rank}.json").read_text()) == [expected, expected]
 
 
 @pytest.mark.parametrize(
