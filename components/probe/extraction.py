@@ -1,7 +1,6 @@
 """Frozen encoders as feature extractors: pooled vectors of images. What keeps them in a file: kept.py."""
 
 import os
-import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from itertools import chain, islice
@@ -47,13 +46,6 @@ class Features(NamedTuple):
     def where(self, keep: NDArray[np.bool_]) -> "Features":
         """The rows for which the mask `keep` [n] is true, in memory."""
         return Features(self.matrix[keep], self.columns)
-
-
-def tensor(values: NDArray[np.float32]) -> Tensor:
-    """A tensor on the array's own memory, kept features among them: nobody here writes to it, which torch warns of."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "The given NumPy array is not writable")
-        return torch.from_numpy(values)
 
 
 def columns(encoder: VisionEncoder, layers: int) -> dict[str, slice]:

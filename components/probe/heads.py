@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from components import progress
-from components.probe.extraction import Features, tensor
+from components.probe.extraction import Features
 from components.probe.grid import Head, Step, grid, plan
 from components.probe.group import Group
+from components.probe.memory import tensor
 from components.probe.params import HeadParams
 from components.stage import atomic, digest
 from components.work import alone

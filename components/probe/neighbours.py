@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from components.probe.extraction import tensor
+from components.probe.memory import tensor
 
 TEMPERATURE = 0.07
 ROWS_AT_ONCE, BANK_AT_ONCE = 512, 65_536

@@ -14,8 +14,9 @@ from components.images.loading import threaded
 from components.images.transforms import Pixels, crop_draws, random_crop
 from components.mim import keys
 from components.probe.dataset import Part, Subject
-from components.probe.extraction import CODE, DECODERS, Features, check_finite, columns, encode, tensor
+from components.probe.extraction import CODE, DECODERS, Features, check_finite, columns, encode
 from components.probe.grid import Step
+from components.probe.memory import tensor
 from components.stage import code, digest
 
 
