@@ -1,4 +1,4 @@
-"""What a run leaves on its page in Prefect's UI besides its logs: its cost, progress, report, table of stages, links to MLflow."""
+"""What a run leaves on its page in Prefect's UI besides its logs: its cost, progress, report, table of stages, links to MLflow and Ray."""
 
 import re
 import time
@@ -22,6 +22,9 @@ from flows import links, summary
 EVERY_S = 10.0
 DONE = re.compile(r"\b(\d+)/(\d+)\b.*\bleft$")
 """A stage's line of progress, such as `step 40/108, epoch 0.4, loss 0.4310, 350 images/s, 2 min 3 s left`."""
+
+DASHBOARD = re.compile(r"^Ray's dashboard: (https?://\S+)$")
+"""A stage's line that says where its Ray cluster is watched (components/cluster/connection.py)."""
 
 
 def key(stage: str) -> str:
@@ -64,6 +67,17 @@ class Progress:
                 update_progress_artifact(self._artifact, share, description=text)
         except httpx.HTTPError as error:  # a server that is away for a minute must not end a week of training
             get_run_logger().warning("Prefect's server did not take the progress of %s: %r", self._stage, error)
+
+
+def dashboard(stage: str, line: str) -> None:
+    """The link to the dashboard of the Ray cluster that `stage` works on, if `line` says where it is."""
+    found = DASHBOARD.search(line)
+    if not found:
+        return
+    try:
+        create_link_artifact(found[1], f"Ray's dashboard of {stage}", key=f"ray-{key(stage)}")
+    except httpx.HTTPError as error:  # the line stands in the log as well
+        get_run_logger().warning("Prefect's server did not take the link to %s: %r", found[1], error)
 
 
 def page(key: str, text: str, description: str) -> None:

@@ -147,6 +147,7 @@ class _Lines:
             return
         terminal.info("[%s] %s", self._stage, line)
         self.progress.line(line)
+        artifacts.dashboard(self._stage, line)
         if self._second != int(time.monotonic()):
             self._second, self._sent = int(time.monotonic()), 0
         self._sent += 1

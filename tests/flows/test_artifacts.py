@@ -9,6 +9,7 @@ from prefect import flow
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterKey
 
+from components.cluster import connection
 from flows import artifacts
 
 
@@ -47,6 +48,18 @@ def test_progress_is_renewed_in_place_every_ten_seconds_and_at_the_end(
     assert seen[2][1].startswith("step 60/200, epoch 0.4, loss 0.4, 90 images/s")
     (last,) = shown("progress-colour-wheel")
     assert (last.data, last.description) == (100, "step 200/200, epoch 1.0, loss 0.3, 90 images/s, 0 s left")
+
+
+def test_the_dashboard_of_a_ray_cluster_is_linked(prefect) -> None:
+    @flow(name="linked")
+    def run() -> None:
+        artifacts.dashboard("pretrain", "Ray's dashboard: none")
+        assert not shown("ray-pretrain")
+        artifacts.dashboard("pretrain", f"{connection.DASHBOARD}http://10.0.0.1:8265")
+
+    run()
+    (link,) = shown("ray-pretrain")
+    assert (link.type, link.data) == ("markdown", "[Ray's dashboard of pretrain](http://10.0.0.1:8265)")
 
 
 def test_a_server_that_is_away_costs_a_warning(
