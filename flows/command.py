@@ -12,7 +12,7 @@ from typing import Self
 
 from flows import supervisor
 
-GRACE_S = 3.0  # after SIGINT, which Ray Train answers by ending its workers; a whole tree ends within 10 s of its event
+GRACE_S = 6.0  # after SIGINT, in which pretraining saves a checkpoint; a whole tree ends within 10 s of its event
 TAIL = 40  # lines kept for a failure's message
 
 

@@ -20,11 +20,14 @@ from components.pretrain.cluster import cluster, scaling
 from components.pretrain.history import HISTORY
 from components.pretrain.session import Job
 from components.pretrain.stopping import Stop
+from components.pretrain.storage import check_storage
 from components.pretrain.worker import STOP, train_worker
 from components.stage import remove
 
 RESTARTS = 3
 """On end without a new checkpoint; then something is wrong that another try does not mend."""
+REPLACEMENT_S = 600.0
+"""How long a node that was lost may take to be replaced."""
 OURS = (TypeError, AttributeError, LookupError, AssertionError, NotImplementedError, ImportError)
 """Faults of a program, which come again."""
 
@@ -32,11 +35,13 @@ OURS = (TypeError, AttributeError, LookupError, AssertionError, NotImplementedEr
 def train(job: Job, stop: Stop) -> bool:
     """Trains to the end; False when `stop` was set and a checkpoint was saved before it.
 
-    Raises a worker's ValueError as itself, and Ray's own error after `RESTARTS` without progress.
+    Raises a worker's ValueError as itself, and Ray's own error after `RESTARTS` without progress. ValueError also where the cluster is
+    too small, at the start at once, later after `REPLACEMENT_S`; or where its nodes do not see the same files.
     """
     mark, failures, reached = job.folder / STOP, 0, _reached(job)
     remove(mark)
     with cluster(job.params.scale), stop.calling(mark.touch):
+        check_storage(job.folder, [job.dataset / "card.json", job.init])
         while True:
             try:
                 return _attempt(job)
@@ -53,6 +58,7 @@ def train(job: Job, stop: Stop) -> bool:
                     progress.show(f"{told}; {RESTARTS} restarts came no further than step {reached}: giving up")
                     raise
                 progress.show(f"WARNING: {told}; starting the workers again from step {reached}")
+                wait_for(asked(job.params.scale), REPLACEMENT_S)
 
 
 def _reached(job: Job) -> int:
