@@ -13,10 +13,10 @@ from ray.train.torch import TorchTrainer
 from ray.train.v2.api.exceptions import TrainingFailedError
 
 from components import progress
-from components.cluster import code
+from components.cluster import code, wait_for
 from components.pretrain import checkpoints
 from components.pretrain.callback import HistoryWriter
-from components.pretrain.cluster import cluster, scaling
+from components.pretrain.cluster import asked, cluster, scaling
 from components.pretrain.history import HISTORY
 from components.pretrain.session import Job
 from components.pretrain.stopping import Stop

@@ -20,11 +20,13 @@ from .test_run import SCRATCH, pretrain
 ROOT = SCRATCH.parents[2]
 BARE = """
 import sys
-class Absent:
-    def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] in {"ray", "mlflow", "prefect", "dvc", "matplotlib", "scipy", "sklearn", "psutil", "pynvml"}:
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-sys.meta_path.insert(0, Absent())
+class Without:
+    def __init__(self, finder):
+        self.finder = finder
+    def find_spec(self, name, *where):
+        absent = {"ray", "mlflow", "prefect", "dvc", "matplotlib", "scipy", "sklearn", "psutil", "pynvml"}
+        return None if name.split(".")[0] in absent else self.finder.find_spec(name, *where)
+sys.meta_path[:] = map(Without, sys.meta_path)
 from components.pretrain.local import main
 sys.exit(main(sys.argv[1:]))
 """
