@@ -80,13 +80,18 @@ def _offline() -> Iterator[None]:
     Without a dashboard, Ray's API server only reports usage, and asks the clouds' metadata addresses even when that is off (2.60,
     usage_stats_head.py). Workers' torch looks their own address up backwards, 10 s where no nameserver answers.
     """
-    server, resolver = services.start_api_server, os.environ.get("RES_OPTIONS")
+    server, others, resolver = (
+        services.start_api_server,
+        ray_constants.ENABLE_RAY_CLUSTER,
+        os.environ.get("RES_OPTIONS"),
+    )
     services.start_api_server = lambda *_, **__: (None, None)  # as Ray has it when that process doesn't start
+    ray_constants.ENABLE_RAY_CLUSTER = False  # listen on 127.0.0.1, as Ray does on macOS
     os.environ["RES_OPTIONS"] = "attempts:0"  # inherited by the workers
     try:
         yield
     finally:
-        services.start_api_server = server
+        services.start_api_server, ray_constants.ENABLE_RAY_CLUSTER = server, others
         if resolver is None:
             del os.environ["RES_OPTIONS"]
         else:

@@ -12,6 +12,8 @@ from components import progress
 
 POLL_S = 1.0
 TELL_S = 30.0
+QUIET_S = 3.0
+"""Not told of, since a worker that has gone leaves its place a moment later."""
 
 
 class Asked(NamedTuple):
@@ -73,10 +75,10 @@ def shortage(asked: Asked, nodes: Iterable[Mapping[str, float]]) -> str:
 def wait_for(asked: Asked, patience_s: float) -> None:
     """Returns once the connected cluster has room for all workers; ValueError when it has none after `patience_s`.
 
-    Room is what nobody uses now. Shows what is missing at once and every half minute: nodes that have gone, or others' work.
+    Room is what nobody uses now. Shows every half minute what is missing: nodes that have gone, or are full of others' work.
     """
     start = time.monotonic()
-    told = start - TELL_S
+    told = start - TELL_S + QUIET_S
     while missing := _missing(asked):
         now = time.monotonic()
         if now - start >= patience_s:

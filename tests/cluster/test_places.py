@@ -36,6 +36,7 @@ def test_a_cluster_that_stays_full_ends_the_waiting(
     monkeypatch.setattr(places, "totals", lambda: [{"CPU": 2.0}, {"CPU": 1.0}])
     monkeypatch.setattr(places, "available_resources_per_node", lambda: {"one": {}, "two": {"CPU": 1.0}})
     monkeypatch.setattr(places, "POLL_S", 0.01)
+    monkeypatch.setattr(places, "QUIET_S", 0.0)
     told = r"scale asks for 2 CPUs \(2 workers\), the Ray cluster of 2 nodes has 3 CPUs \(1 free\)"
     with pytest.raises(ValueError, match=f"^{told}; waited 0 s for it; lower scale.workers"):
         places.wait_for(ASKED, 0.05)

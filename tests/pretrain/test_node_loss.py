@@ -1,0 +1,91 @@
+"""A node of the cluster loses its power in the middle of pretraining; another one takes its place."""
+
+import os
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from queue import Empty, Queue
+from threading import Thread
+from typing import Any
+
+import pytest
+
+from ..cluster.nodes import Nodes
+from .test_faults import logged, start, steps_of, steps_shown
+
+pytestmark = pytest.mark.faults
+
+PATIENCE_S = 240
+
+
+@pytest.fixture
+def nodes() -> Iterator[Nodes]:
+    """A head that trains nothing; the driver is beside it."""
+    cluster = Nodes(0)
+    yield cluster
+    cluster.close()
+
+
+class Told:
+    """A process's lines as they come."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.text, self._lines = "", Queue[str]()
+        self._thread = Thread(target=self._read, args=(process,), daemon=True)
+        self._thread.start()
+
+    def _read(self, process: subprocess.Popen[str]) -> None:
+        assert process.stdout
+        for line in process.stdout:
+            self._lines.put(line)
+
+    def until(self, words: str) -> None:
+        """Returns with the line that holds `words`."""
+        deadline = time.monotonic() + PATIENCE_S
+        while words not in self.text:
+            try:
+                self.text += self._lines.get(timeout=max(0.0, deadline - time.monotonic()))
+            except Empty:
+                pytest.fail(f"no {words!r} in:\n{self.text}")
+
+    def end(self) -> str:
+        """All of it, once the process has gone."""
+        self._thread.join(PATIENCE_S)
+        while not self._lines.empty():
+            self.text += self._lines.get()
+        return self.text
+
+
+def test_training_goes_on_on_another_node_and_ends_as_if_nothing_had_been(
+    tmp_path: Path, tiny: dict[str, Any], toy_images: Path, nodes: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tiny["optimisation"]["epochs"] = 40
+    tiny["scale"]["workers"] = 2
+    lost, place = nodes.add(2), tmp_path / "lost"
+    with monkeypatch.context() as patch:
+        for name in os.environ.keys() | nodes.environment:
+            if name.startswith("RAY_"):
+                patch.delenv(name, raising=False)
+        for name, value in nodes.environment.items():
+            if name.startswith("RAY_"):
+                patch.setenv(name, value)
+        driver = start(place, tiny, toy_images)
+    told = Told(driver)
+    deadline = time.monotonic() + PATIENCE_S
+    while not [path for path in (place / "work").glob("*/history.jsonl") if logged(path) > 8]:
+        assert time.monotonic() < deadline and driver.poll() is None, told.end()
+        time.sleep(0.05)
+    nodes.kill(lost)
+    told.until("starting the workers again from step")
+    nodes.add(2)
+    output = told.end()
+    assert driver.wait(timeout=60) == 0, output
+    assert steps_of(place / "history.csv") == list(range(1, 121)) and steps_shown(output)[-1] == 120
+    assert output.count("WARNING: a worker was lost") == 1 and "starting the workers again from step 0" not in output
+
+    whole = start(tmp_path / "whole", tiny, toy_images)
+    output, _ = whole.communicate(timeout=300)
+    assert whole.returncode == 0, output
+    for name in ("encoder.safetensors", "predictor.safetensors"):
+        assert (tmp_path / "whole" / name).read_bytes() == (place / name).read_bytes()
