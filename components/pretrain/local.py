@@ -64,7 +64,7 @@ def export(model: MaskedImageModel, state: State, encoder: Path, predictor: Path
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Exit status 0 on success, 2 for bad input (one message on stderr)."""
+    """Exit status 0 on success, 2 for bad input (one message on stderr), 130 and 143 after SIGINT and SIGTERM."""
     parser = argparse.ArgumentParser(
         prog="python -m components.pretrain.local", description=__doc__, allow_abbrev=False
     )
@@ -82,6 +82,8 @@ def main(argv: list[str] | None = None) -> int:
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:  # after a checkpoint, which was told
+        return 130
     return 0
 
 

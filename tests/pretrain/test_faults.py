@@ -52,6 +52,7 @@ def start(folder: Path, values: dict[str, Any], toy: Path) -> subprocess.Popen[s
         stderr=subprocess.STDOUT,
         text=True,
         env={**os.environ, "DVC_ROOT": str(folder)},
+        start_new_session=True,
     )
 
 

@@ -1,6 +1,7 @@
 """Workers of a real Ray group that are killed, asked to stop or meet what is no number: nothing is lost but steps since a checkpoint."""
 
 import json
+import os
 import re
 import signal
 import subprocess
@@ -76,16 +77,18 @@ def test_a_killed_worker_costs_no_more_than_the_steps_since_a_checkpoint(
         assert (tmp_path / "run/encoder.safetensors").read_bytes() == whole
 
 
-def test_sigterm_saves_the_step_in_hand_and_a_second_run_goes_on_from_it(
-    tmp_path: Path, tiny: dict[str, Any], toy_images: Path, long: dict[str, Any]
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_saves_the_step_in_hand_and_a_second_run_goes_on_from_it(
+    tmp_path: Path, tiny: dict[str, Any], toy_images: Path, long: dict[str, Any], number: int
 ) -> None:
+    """SIGTERM to the driver, as a cluster's manager sends it; SIGINT to its whole group, as a terminal and flows do."""
     tiny["optimisation"]["epochs"] = 20
     whole = undisturbed(long, tiny, toy_images)
     run = start(tmp_path / "run", tiny, toy_images)
     folder = reached(tmp_path / "run", run, 8)
-    run.send_signal(signal.SIGTERM)
+    os.killpg(run.pid, number) if number == signal.SIGINT else run.send_signal(number)
     output, _ = run.communicate(timeout=60)
-    assert run.returncode == 143, output
+    assert run.returncode == (143 if number == signal.SIGTERM else -signal.SIGINT), output
     assert "stopping: saving a checkpoint after this step" in output
     step = checkpoints.step_of(checkpoints.steps(folder / "checkpoints")[-1])
     assert f"stopped; started again, training goes on from step {step}" in output
