@@ -130,6 +130,12 @@ class PretrainMetrics(Metrics):
     mask_coverage_final: float = Field(
         description="share of the grid that was context or target in the last logged step"
     )
+    quality_knn_top1_final: float | None = Field(
+        description="k-NN on the labelled images of quality, percent right, the last time it was measured"
+    )
+    quality_knn_top1_best: float | None = Field(description="its highest value; below it the encoder got worse")
+    quality_probe_top1_final: float | None = Field(description="the linear probe on the same images, percent right")
+    quality_probe_top1_best: float | None = Field(description="its highest value")
     collapsed: float = Field(description="1 if the collapse rule applied at any logged step, else 0")
     images_per_second_mean: float = Field(description="over all workers and all steps")
     steps: float = Field(description="updates made")

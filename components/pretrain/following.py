@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from components import progress
 from components.pretrain import checkpoints
 from components.pretrain.history import Row
+from components.pretrain.quality_rule import verdict
 
 T = TypeVar("T")
 POLL_S = 0.5
@@ -59,7 +60,7 @@ class _Follower:
     def __init__(self, path: Path, steps: int, listener: Listener) -> None:
         self._path, self._steps, self._listener = path, steps, listener
         self._rows, self._waiting = list[Row](), list[dict[str, Any]]()
-        self._warned = False
+        self._warned, self._poor = False, False
         self._saved = 0
         lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
         self._shown = json.loads(lines[-1])["step"] if lines else -1
@@ -100,6 +101,12 @@ class _Follower:
         if row["collapsed"] and not self._warned:
             self._warned = True
             self._warn(row)
+        if "quality_knn_top1" in row:
+            told, was_poor = verdict(self._rows), self._poor
+            self._poor = bool(told)
+            if told and not was_poor:
+                progress.show(f"WARNING: by step {row['step']:.0f} {told}; see quality in docs/troubleshooting.md")
+                self._listener.warned("quality", f"step {row['step']:.0f}: {told}")
 
     def _look(self, everything: bool) -> None:
         """Rows that no restart computes again go on."""
@@ -123,10 +130,12 @@ class _Follower:
 
 def _show(row: Row, steps: int) -> None:
     done, rate = int(row["step"]), row["images_per_second"]
+    knn, probe = row.get("quality_knn_top1"), row.get("quality_probe_top1")
+    quality = "" if knn is None else f"k-NN {knn:.1f} %, probe {probe:.1f} %, "
     per_step = row["seconds_per_step"]
     progress.show(
         f"step {done}/{steps}, epoch {row['epoch']:.1f}, loss {row['loss']:.4f}, effective rank {row['effective_rank']:.1f}, "
-        f"{rate:.0f} images/s, {_duration((steps - done) * per_step)} left"
+        f"{quality}{rate:.0f} images/s, {_duration((steps - done) * per_step)} left"
     )
 
 

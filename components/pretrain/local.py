@@ -1,6 +1,7 @@
 """Training in this very process, without Ray: the same loop for one worker.
 
-`python -m components.pretrain.local --params params/pretrain.yaml --dataset data/prepared/NAME --output FOLDER [--init FILE]` trains where
+`python -m components.pretrain.local --params params/pretrain.yaml --dataset data/prepared/NAME --output FOLDER [--init FILE] [--quality
+data/prepared/NAME]` trains where
 only torch, timm, numpy, pyarrow and pydantic are installed, and what timm brings: no Ray, MLflow, DVC or Prefect. The folder gets
 checkpoints, `history.jsonl`, and at the end `encoder.safetensors` and `predictor.safetensors`. Started again it goes on.
 """
@@ -72,13 +73,20 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--dataset", type=Path, required=True, metavar="FOLDER", help="prepared dataset with a train split"
     )
+    parser.add_argument(
+        "--quality",
+        type=Path,
+        metavar="FOLDER",
+        help="prepared labelled dataset to measure quality on; without it nothing does",
+    )
     parser.add_argument("--output", type=Path, required=True, metavar="FOLDER", help="where everything goes")
     parser.add_argument(
         "--init", type=Path, metavar="FILE", help="encoder to start from; init.path of the params otherwise"
     )
     chosen = parser.parse_args(argv)
     try:
-        _run(chosen.params, chosen.dataset.absolute(), chosen.output.absolute(), chosen.init)
+        quality = chosen.quality.absolute() if chosen.quality else None
+        _run(chosen.params, chosen.dataset.absolute(), quality, chosen.output.absolute(), chosen.init)
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -87,7 +95,7 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
-def _run(file: Path, dataset: Path, folder: Path, init: Path | None) -> None:
+def _run(file: Path, dataset: Path, quality: Path | None, folder: Path, init: Path | None) -> None:
     params = cast(PretrainParams, load_params("pretrain", file))
     if params.scale.workers > 1:
         raise ValueError(
@@ -102,7 +110,7 @@ def _run(file: Path, dataset: Path, folder: Path, init: Path | None) -> None:
     continued(folder / HISTORY, checkpoints.load(found)["history"] if found else [])
     stop = Stop()
     with stop.listening(), following(folder / HISTORY, steps, Listener()):
-        done = train(Job(params, dataset, start, folder, found), stop)
+        done = train(Job(params, dataset, start, quality, folder, found), stop)
     if not done:
         stop.end()
     newest = checkpoints.newest(folder)

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +24,9 @@ from components.pretrain.measuring import Pace, Part
 from components.pretrain.parallel import Alone, Weights
 from components.pretrain.state import State, versions
 from components.pretrain.unsound import Unsound, sound
+
+if TYPE_CHECKING:
+    from components.pretrain.quality import Quality
 
 CHECKPOINT_S = 600.0
 """Seconds after which a logged step is a checkpoint as well, whatever `checkpoint_every` says: a restart loses ten minutes at most."""
@@ -48,7 +51,7 @@ class Trainer:
     """Everything one worker holds while it trains.
 
     `parallel` is how it works together with others. `init` is the file that an imported encoder is read from. `stopping` is asked after
-    each step whether somebody wants training to end after a checkpoint.
+    each step whether somebody wants training to end after a checkpoint. `quality` says when it is due, and adds to that step's row.
     """
 
     def __init__(
@@ -58,9 +61,10 @@ class Trainer:
         parallel: Alone,
         init: Path,
         stopping: Callable[[], bool] = lambda: False,
+        quality: "Quality | None" = None,
     ) -> None:
         self.params, self.batches, self.parallel, self.device = params, batches, parallel, parallel.device
-        self.stopping = stopping
+        self.stopping, self.quality = stopping, quality
         self.model = build(params, init).model
         # Pixels don't move, so MAE needs no second encoder.
         self.target = None if params.objective.name == "mae" else target_encoder(self.model.encoder)
@@ -104,8 +108,9 @@ class Trainer:
     def train(self, on_log: OnLog, on_checkpoint: Callable[[], None]) -> bool:
         """Runs to the last step; False when it ended earlier, at a checkpoint, because `stopping` said so to one of the workers.
 
-        `on_log` is called every `log_every` steps and at checkpoints. Those come every `checkpoint_every` steps, at the last logged step
-        before `CHECKPOINT_S` have passed since the one before, and at the last step. All workers call both, in the same steps.
+        `on_log` is called every `log_every` steps, where quality is due and at checkpoints. Those come every `checkpoint_every` steps, at
+        the last logged step before `CHECKPOINT_S` have passed since the one before, and at the last step. All workers call both, in the
+        same steps.
 
         Without any epochs one batch is looked at, and nothing changes. Raises `UnsoundError` when loss or gradient is no number, and
         ValueError when features have collapsed and `collapse.action` says fail, then after a checkpoint.
@@ -117,7 +122,8 @@ class Trainer:
         for batch in self.batches.steps(self.step, self.steps or 1):
             next_step = self.step + (self.steps > 0)
             checkpoint = next_step in (self.steps, 0) or next_step % self.params.checkpoint_every == 0
-            due = checkpoint or next_step % self.params.log_every == 0 or next_step == 1
+            quality = self.quality if self.quality and self.quality.due(next_step) else None
+            due = checkpoint or next_step % self.params.log_every == 0 or next_step == 1 or quality is not None
             self.set_schedules()
             done = self.update(batch, measure=due)
             self.step = next_step
@@ -126,6 +132,7 @@ class Trainer:
             if due:
                 own = pace.row(done.gradient_norm)
                 row = self._row(done) | measuring.together(own, self.parallel)
+                row |= quality.measure(self.shown()) if quality else {}
                 checkpoint = checkpoint or self._overdue(row["seconds"])
                 verdict = self._log(row, own, on_log)
             if checkpoint or done.stop or verdict:

@@ -21,6 +21,7 @@ from components.pretrain.contract import (
     PretrainParams,
 )
 from components.pretrain.following import Listener, following
+from components.pretrain.held_out import held_out
 from components.pretrain.history import HISTORY, Row, continued, write_csv
 from components.pretrain.session import Job
 from components.pretrain.state import State
@@ -28,12 +29,16 @@ from components.pretrain.stopping import Stop
 from components.stage import atomic, fingerprint
 from components.work import alone, finish
 
+SCORES = ("quality_knn_top1", "quality_probe_top1")
+
 
 def run(params: PretrainParams, inputs: PretrainInputs, outputs: PretrainOutputs) -> PretrainMetrics:
     """Trains, or continues this very work where it stopped, and exports the target encoder and the predictor."""
     store = Store(inputs.dataset, "train")
     batches = Batches(params, store, rank=0, world=params.scale.workers)
     steps = batches.total
+    if steps and params.quality.every_epochs:
+        held_out(params.quality, inputs.quality)  # images that won't do are told before any work, too
     start = build(params, inputs.init)  # an encoder that doesn't fit is told before any work
     if start.report:
         progress.show("\n".join(start.report.lines()))
@@ -71,7 +76,7 @@ def _train(params: PretrainParams, inputs: PretrainInputs, outputs: PretrainOutp
     checkpoints.clear(folder)
     found = checkpoints.newest(folder)
     continued(folder / HISTORY, checkpoints.load(found)["history"] if found else [])
-    job, stop = Job(params, inputs.dataset, inputs.init, folder, found), Stop()
+    job, stop = Job(params, inputs.dataset, inputs.init, inputs.quality, folder, found), Stop()
     with stop.listening(), following(folder / HISTORY, steps, _Record(folder)):
         _show_masks(params, Store(inputs.dataset, "train"), outputs)
         if params.scale.backend == "ray":
@@ -172,7 +177,7 @@ def _metrics(params: PretrainParams, state: State) -> PretrainMetrics:
     rows = state["history"]
     tail = rows[-max(1, len(rows) // 10) :]
     ends = [name for name in PretrainMetrics.model_fields if name.endswith("_final")]
-    last = {name: rows[-1][name.removesuffix("_final")] for name in ends}
+    last: dict[str, float | None] = {name: _last(rows, name.removesuffix("_final")) for name in ends}
     seconds = sum(row["seconds"] for row in rows)
     images = state["step"] * params.optimisation.global_batch_size
     last |= {
@@ -181,5 +186,11 @@ def _metrics(params: PretrainParams, state: State) -> PretrainMetrics:
         "images_per_second_mean": images / seconds,
         "steps": float(state["step"]),
         "collapsed": max(row["collapsed"] for row in rows),
+        **{f"{name}_best": max((row[name] for row in rows if name in row), default=None) for name in SCORES},
     }
-    return PretrainMetrics(**last)
+    return PretrainMetrics.model_validate(last)
+
+
+def _last(rows: Sequence[Row], curve: str) -> float | None:
+    """The last value of a curve; None for one that no row has."""
+    return next((row[curve] for row in reversed(rows) if curve in row), None)

@@ -14,6 +14,7 @@ from components.pretrain.checkpoints import Checkpoints
 from components.pretrain.contract import PretrainParams
 from components.pretrain.loop import OnLog, Trainer
 from components.pretrain.parallel import Alone
+from components.pretrain.quality import Quality
 from components.pretrain.unsound import UnsoundError
 
 FAULTS = "faults"
@@ -25,6 +26,8 @@ class Job(NamedTuple):
     params: PretrainParams
     dataset: Path
     init: Path
+    quality: Path | None
+    """The dataset that quality is measured on; None where it is not."""
     folder: Path
     """The resume state of this work."""
     checkpoint: Path | None
@@ -39,13 +42,9 @@ def work(job: Job, parallel: Alone, on_log: OnLog, stopping: Callable[[], bool])
     """
     params = job.params
     try:
-        trainer = Trainer(
-            params,
-            Batches(params, Store(job.dataset, "train"), parallel.rank, parallel.world),
-            parallel,
-            job.init,
-            stopping,
-        )
+        batches = Batches(params, Store(job.dataset, "train"), parallel.rank, parallel.world)
+        quality = Quality.of(params, job.quality, parallel, batches) if job.quality else None
+        trainer = Trainer(params, batches, parallel, job.init, stopping, quality)
         if job.checkpoint:
             trainer.restore(checkpoints.load(job.checkpoint))
         return _train(job, trainer, on_log)

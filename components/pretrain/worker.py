@@ -22,7 +22,7 @@ LOOK_S = 0.5
 def train_worker(config: dict[str, Any]) -> bool:
     """Trains this rank's share. `config` is a `Job` in plain values; what `session.work` gives."""
     params = PretrainParams.model_validate(config["params"])
-    paths = {name: Path(config[name]) for name in ("dataset", "init", "folder")}
+    paths = {name: Path(config[name]) for name in ("dataset", "init", "quality", "folder")}
     job = Job(params, **paths, checkpoint=Path(config["checkpoint"]) if config["checkpoint"] else None)
     if params.scale.device == "cpu":
         torch.set_num_threads(params.scale.cpus_per_worker)

@@ -15,6 +15,7 @@ from sklearn.linear_model import Ridge
 from sklearn.preprocessing import StandardScaler
 from torch import Tensor, distributed, multiprocessing, nn
 
+from components.images import decoding
 from components.images.store import Store
 from components.images.transforms import View, normalise
 from components.mim.encoder import VisionEncoder
@@ -24,12 +25,13 @@ from components.pretrain.batches import Batches
 from components.pretrain.building import build
 from components.pretrain.contract import PretrainParams
 from components.pretrain.held_out import held_out
+from components.pretrain.loop import Trainer
 from components.pretrain.parallel import Alone, Replicated
 from components.pretrain.quality import Quality, Row, ridge
 from components.pretrain.quality_rule import verdict
 from components.pretrain.sharding import Sharded
-from components.probe.dataset import Subject
-from components.probe.extraction import pooled
+from components.pretrain.state import State
+from components.probe.extraction import encode
 from components.probe.neighbours import nearest
 
 CPU = torch.device("cpu")
@@ -75,16 +77,16 @@ def measured(params: PretrainParams, toy: Path, say: Callable[[str, int], Tensor
     return watch(params, toy).measure(cast(VisionEncoder, Told(toy, say)))
 
 
-def test_neighbours_are_those_of_the_linear_probe(tiny: dict[str, Any], toy_images: Path, tmp_path: Path) -> None:
-    """On features that the stage itself encodes, in batches of another size."""
+def test_neighbours_are_those_of_the_linear_probe(tiny: dict[str, Any], toy_images: Path) -> None:
+    """On features encoded as that stage does, in batches of another size."""
     params = parameters(tiny)
     encoder, held = build(params, Path(params.init.path)).model.encoder, held_out(params.quality, toy_images)
     row = watch(params, toy_images).measure(encoder)
-    subject, view = Subject("pretrained", encoder, tmp_path, "mark"), View(16, 16, 0, mirror=False)
-    train, test = (
-        pooled(subject, part, view, layers=1, batch_size=7, folder=tmp_path, label="toy").of("last")
-        for part in (held.train, held.test)
-    )
+    view, encoded = View(16, 16, 0, mirror=False), []
+    for part in (held.train, held.test):
+        pixels = [torch.from_numpy(view(decoding.pixels(part.store, int(row)))) for row in part.rows]
+        encoded.append(torch.cat([encode(encoder, torch.stack(some), 1) for some in (pixels[:7], pixels[7:])]).numpy())
+    train, test = encoded
     right = nearest(train, held.labels, test, params.quality.knn_k, 4) == held.judged
     assert row["quality_knn_top1"] == pytest.approx(100 * right.mean())
     probe = ridge(torch.from_numpy(train.copy()), held.labels, torch.from_numpy(test.copy()))
@@ -221,6 +223,51 @@ def test_it_is_off_at_0_and_where_nothing_is_learned(tiny: dict[str, Any], toy_i
     for params in (PretrainParams(**tiny), parameters(tiny)):
         batches = Batches(params, Store(toy_images, "train"), 0, 1)
         assert Quality.of(params, tmp_path, Alone(CPU), batches) is None
+
+
+def trained(params: PretrainParams, toy: Path, state: State | None = None, stop: int = 0) -> Trainer:
+    """Trained to the end, or asked to stop after step `stop`."""
+    batches = Batches(params, Store(toy, "train"), 0, 1)
+    made = Trainer(
+        params,
+        batches,
+        Alone(CPU),
+        Path(params.init.path),
+        lambda: made.step + 1 == stop,
+        Quality.of(params, toy, Alone(CPU), batches),
+    )
+    if state:
+        made.restore(state)
+    made.train(lambda row, own: None, lambda: None)
+    return made
+
+
+@pytest.mark.parametrize("objective", ["ijepa", "mae"])
+def test_a_run_that_goes_on_measures_where_one_that_never_stopped_does_and_the_same(
+    tiny: dict[str, Any], toy_images: Path, objective: str
+) -> None:
+    """Log points are rarer than measurements. The last one is that of the encoder that goes on, which MAE has but one of."""
+    tiny["objective"]["name"] = objective
+    params = parameters(tiny, every_epochs=0.7).model_copy(update={"log_every": 5})
+    whole = trained(params, toy_images)
+    half = trained(params, toy_images, stop=3)
+    assert half.step == 3
+    again = trained(params, toy_images, half.state())
+    assert measurements(again) == measurements(whole)
+    assert [step for step, _ in measurements(whole)] == [1, 2, 4, 6]
+    assert scores(watch(params, toy_images).measure(whole.shown())) == measurements(whole)[-1][1]
+    plain = trained(PretrainParams(**{**params.model_dump(), "quality": tiny["quality"]}), toy_images)
+    for name, tensor in plain.model.state_dict().items():  # nothing of it goes back into training
+        assert torch.equal(tensor, whole.model.state_dict()[name]), name
+    assert not any(name.startswith("quality") for row in plain.history for name in row)
+
+
+def measurements(done: Trainer) -> list[tuple[float, Row]]:
+    return [
+        (row["step"], {name: value for name, value in scores(row).items() if name.startswith("quality")})
+        for row in done.history
+        if "quality_knn_top1" in row
+    ]
 
 
 @pytest.mark.parametrize(

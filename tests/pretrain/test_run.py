@@ -1,5 +1,6 @@
 """The stage in real Ray processes: one worker, two workers, and the same work asked for again."""
 
+import csv
 import json
 import os
 import shutil
@@ -49,6 +50,7 @@ def once(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_one_worker_trains_exports_and_logs(once: Path, tiny: dict[str, Any], toy_images: Path) -> None:
+    tiny["quality"]["every_epochs"] = 1.5
     done = pretrain(once, tiny, toy_images)
     assert done.returncode == 0, done.stderr
     assert "step 6/6, epoch 2.0, loss" in done.stdout
@@ -69,6 +71,14 @@ def test_one_worker_trains_exports_and_logs(once: Path, tiny: dict[str, Any], to
     assert run.data.params["pretrain.stop.noise_std"] == "0.25"
     points = client.get_metric_history(run.info.run_id, "pretrain/gradient_norm")
     assert [point.step for point in points] == [1, 2, 3, 4, 5, 6]
+    points = client.get_metric_history(run.info.run_id, "pretrain/quality_knn_top1")
+    assert [point.step for point in points] == [1, 4, 6]  # and no value between them, in the table either
+    with (once / "history.csv").open(newline="", encoding="utf-8") as file:
+        table = [row["quality_knn_top1"] for row in csv.DictReader(file)]
+    assert [bool(cell) for cell in table] == [True, False, False, True, False, True]
+    assert [float(cell) for cell in table if cell] == pytest.approx([point.value for point in points])
+    assert metrics["quality_knn_top1_final"] == points[-1].value
+    assert metrics["quality_knn_top1_best"] == max(point.value for point in points)
     attached = {file.path for file in client.list_artifacts(run.info.run_id)}
     assert attached == {"history.csv", "spectrum.csv", "spectrum.png", "masks.png", "curves.png"}
     expected = preview.draw(PretrainParams(**tiny), Store(toy_images, "train"))
@@ -82,6 +92,7 @@ def test_one_worker_trains_exports_and_logs(once: Path, tiny: dict[str, Any], to
 def test_the_same_work_again_trains_nothing_and_gives_the_same_encoder(
     once: Path, tiny: dict[str, Any], toy_images: Path
 ) -> None:
+    tiny["quality"]["every_epochs"] = 1.5
     before = (once / "encoder.safetensors").read_bytes()
     done = pretrain(once, tiny, toy_images)
     assert done.returncode == 0, done.stderr
@@ -120,6 +131,7 @@ def test_a_state_that_does_not_fit_is_not_gone_on_from(
 
 def test_two_workers_learn_what_one_learns(once: Path, tmp_path: Path, tiny: dict[str, Any], toy_images: Path) -> None:
     """Each with a process that decodes for it."""
+    tiny["quality"]["every_epochs"] = 1.5
     tiny["scale"] |= {"workers": 2, "loaders": 1}
     done = pretrain(tmp_path / "two", tiny, toy_images)
     assert done.returncode == 0, done.stderr
