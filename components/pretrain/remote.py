@@ -41,7 +41,8 @@ def train(job: Job, stop: Stop) -> bool:
     mark, failures, reached = job.folder / STOP, 0, _reached(job)
     remove(mark)
     with cluster(job.params.scale), stop.calling(mark.touch):
-        check_storage(job.folder, [job.dataset / "card.json", job.init])
+        cards = [path / "card.json" for path in (job.dataset, job.quality) if path]
+        check_storage(job.folder, [*cards, job.init])
         while True:
             try:
                 return _attempt(job)

@@ -22,7 +22,7 @@ CPU = torch.device("cpu")
 
 def job(values: dict[str, Any], toy: Path, folder: Path) -> Job:
     found = checkpoints.newest(folder)
-    return Job(PretrainParams(**values), toy, Path(values["init"]["path"]), folder, found)
+    return Job(PretrainParams(**values), toy, Path(values["init"]["path"]), toy, folder, found)
 
 
 def poisoned(monkeypatch: pytest.MonkeyPatch, bad: dict[int, list[int]], what: float = float("nan")) -> None:
