@@ -1,12 +1,19 @@
 """Params of a run that takes a second."""
 
+import copy
 from typing import Any
 
 import pytest
 
 
 @pytest.fixture
-def tiny() -> dict[str, Any]:
+def tiny(tiny_values: dict[str, Any]) -> dict[str, Any]:
+    """`tiny_values`, to be changed."""
+    return copy.deepcopy(tiny_values)
+
+
+@pytest.fixture(scope="session")
+def tiny_values() -> dict[str, Any]:
     """Valid pretrain values: 16-pixel images in 4×4 patches, 2 epochs of 3 steps of 16 images."""
     return {
         "seed": 0,
