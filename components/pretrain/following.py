@@ -60,7 +60,7 @@ class _Follower:
     def __init__(self, path: Path, steps: int, listener: Listener) -> None:
         self._path, self._steps, self._listener = path, steps, listener
         self._rows, self._waiting = list[Row](), list[dict[str, Any]]()
-        self._warned, self._poor = False, False
+        self._warned, self._poor, self._skipped = False, False, 0.0
         self._saved = 0
         lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
         self._shown = json.loads(lines[-1])["step"] if lines else -1
@@ -98,6 +98,12 @@ class _Follower:
         self._waiting.append(line)
         if row["step"] > self._shown:
             _show(row, self._steps)
+        if row["skipped"] > self._skipped:
+            self._skipped = row["skipped"]
+            progress.show(
+                f"WARNING: {row['skipped']:.0f} steps were left out by step {row['step']:.0f}, for loss or gradient was no number; "
+                f"optimisation.skip_budget says how many may be"
+            )
         if row["collapsed"] and not self._warned:
             self._warned = True
             self._warn(row)

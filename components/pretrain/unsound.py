@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from components import progress
 from components.pretrain.batches import Batch
 
 if TYPE_CHECKING:
@@ -42,8 +41,6 @@ class Unsound:
         skipped = trainer.skipped + 1
         what = self._what(losses, norms)
         if skipped <= budget:
-            if trainer.parallel.rank == 0:
-                progress.show(f"WARNING: {what}; the step is left out, {skipped} of optimisation.skip_budget {budget}")
             trainer.adamw.zero_grad(set_to_none=True)
             return skipped
         dump = self._dump()

@@ -14,7 +14,7 @@ NAMES = ("epoch", "loss", "images_per_second", "seconds_per_step", "effective_ra
 
 
 def row(step: int, collapsed: float = 0.0) -> dict[str, float]:
-    return {"step": step} | dict.fromkeys(NAMES, 1.0) | {"feature_std": 0.5, "collapsed": collapsed}
+    return {"step": step} | dict.fromkeys(NAMES, 1.0) | {"feature_std": 0.5, "collapsed": collapsed, "skipped": 0.0}
 
 
 def logs(path: Path, steps: list[int], collapsed: float = 0.0) -> None:
@@ -125,3 +125,13 @@ def test_a_collapse_is_told_once(tmp_path: Path, capsys: pytest.CaptureFixture[s
     lines = [line for line in capsys.readouterr().out.splitlines() if "WARNING" in line]
     assert len(lines) == 1 and "features have collapsed by step 2: effective rank 1.00" in lines[0]
     assert heard.warnings == ["collapsed: step 2"]
+
+
+def test_steps_that_were_left_out_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "history.jsonl"
+    path.touch()
+    with following(path, 10, Listener()):
+        for step, skipped in ((1, 0.0), (2, 2.0), (3, 2.0)):
+            append(path, row(step) | {"skipped": skipped}, [])
+    lines = [line for line in capsys.readouterr().out.splitlines() if "WARNING" in line]
+    assert len(lines) == 1 and "2 steps were left out by step 2" in lines[0]

@@ -105,9 +105,8 @@ def test_a_loss_that_is_no_number_ends_all_workers_with_one_line(
     tmp_path: Path, tiny: dict[str, Any], toy_images: Path
 ) -> None:
     """An encoder to start from whose first product is infinite. No restart: it would come again."""
+    encoder = build(PretrainParams(**tiny), SCRATCH).model.encoder
     tiny["init"] |= {"source": "file", "path": str(tmp_path / "huge.safetensors")}
-    scratch = {**tiny, "init": {**tiny["init"], "source": "scratch"}}
-    encoder = build(PretrainParams(**scratch), SCRATCH).model.encoder
     with torch.no_grad():
         encoder.patch_embed.proj.weight.mul_(3e38)
     weights.save(tmp_path / "huge.safetensors", encoder, {})
