@@ -4,6 +4,6 @@
 """
 
 from components.cluster.connection import code, connected
-from components.cluster.places import Asked, wait_for
+from components.cluster.places import Asked, never, wait_for
 
-__all__ = ["Asked", "code", "connected", "wait_for"]
+__all__ = ["Asked", "code", "connected", "never", "wait_for"]

@@ -34,8 +34,10 @@ def check(address: str) -> None:
     try:
         head = gcs_service_pb2_grpc.InternalKVGcsServiceStub(channel)
         about = gcs_service_pb2.InternalKVGetRequest(key=CLUSTER_METADATA_KEY, namespace=b"cluster")
-        metadata = json.loads(head.InternalKVGet(about, timeout=PATIENCE_S).value)
-        _versions(address, metadata)
+        metadata = head.InternalKVGet(about, timeout=PATIENCE_S).value
+        if not metadata:
+            raise ValueError(f"the Ray cluster at RAY_ADDRESS {address} is still starting; try again in a moment")
+        _versions(address, json.loads(metadata))
         nodes = gcs_service_pb2_grpc.NodeInfoGcsServiceStub(channel)
         answer = nodes.GetAllNodeInfo(gcs_service_pb2.GetAllNodeInfoRequest(), timeout=PATIENCE_S)
         alive = {node.node_id.hex() for node in answer.node_info_list if not node.state}

@@ -1,7 +1,7 @@
 """Connected to Ray for the time of a stage: to the cluster at RAY_ADDRESS, or to one of its own on this machine."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,8 +21,11 @@ DASHBOARD = "Ray's dashboard: "
 
 
 @contextmanager
-def connected(asked: places.Asked) -> Iterator[None]:
-    """Ray, with room for `asked`. ValueError at once where there is no cluster at RAY_ADDRESS, it lets nobody in or is too small."""
+def connected(asked: places.Asked, stopping: Callable[[], bool] = places.never) -> Iterator[None]:
+    """Ray, with room for `asked`, unless `stopping` ended the wait for others' work.
+
+    ValueError at once where there is no cluster at RAY_ADDRESS, it lets nobody in or is too small.
+    """
     there = address.given()
     _choose()
     if there:
@@ -42,7 +45,7 @@ def connected(asked: places.Asked) -> Iterator[None]:
     try:
         places.check(asked)
         if there:
-            places.wait_for(asked, BUSY_S)
+            places.wait_for(asked, BUSY_S, stopping)
         if dashboard:
             _link(dashboard)
         yield

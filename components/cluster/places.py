@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import ray
@@ -72,21 +72,30 @@ def shortage(asked: Asked, nodes: Iterable[Mapping[str, float]]) -> str:
     return ""
 
 
-def wait_for(asked: Asked, patience_s: float) -> None:
-    """Returns once the connected cluster has room for all workers; ValueError when it has none after `patience_s`.
+def never() -> bool:
+    """For those whom no signal asks to stop."""
+    return False
+
+
+def wait_for(asked: Asked, patience_s: float, stopping: Callable[[], bool] = never) -> bool:
+    """Returns once the connected cluster has room for all workers; False when `stopping` says so before.
 
     Room is what nobody uses now. Shows every half minute what is missing: nodes that have gone, or are full of others' work.
+    ValueError when there is no room after `patience_s`.
     """
     start = time.monotonic()
     told = start - TELL_S + QUIET_S
     while missing := _missing(asked):
         now = time.monotonic()
+        if stopping():
+            return False
         if now - start >= patience_s:
             raise ValueError(f"{missing}; waited {patience_s:.0f} s for it; {asked.way_out('CPU')}")
         if now - told >= TELL_S:
             told = now
             progress.show(f"{missing}; waiting, for {patience_s - (now - start):.0f} s more")
         time.sleep(POLL_S)
+    return True
 
 
 def _missing(asked: Asked) -> str:

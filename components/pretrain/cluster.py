@@ -1,12 +1,13 @@
 """What pretraining asks of Ray: workers of one size, each on one node."""
 
 import os
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
 from ray.train import ScalingConfig
 
-from components.cluster import Asked, connected
+from components.cluster import Asked, connected, never
 from components.pretrain.training_params import Scale
 
 os.environ.setdefault("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", "300")  # importing torch takes long on a busy disk
@@ -26,9 +27,12 @@ def asked(scale: Scale) -> Asked:
     )
 
 
-def cluster(scale: Scale) -> AbstractContextManager[None]:
-    """The Ray cluster at RAY_ADDRESS, else one on this machine for the time of the stage. Checks its resources first."""
-    return connected(asked(scale))
+def cluster(scale: Scale, stopping: Callable[[], bool] = never) -> AbstractContextManager[None]:
+    """The Ray cluster at RAY_ADDRESS, else one on this machine for the time of the stage. Checks its resources first.
+
+    `stopping` ends the wait for a busy cluster; look at it inside the block.
+    """
+    return connected(asked(scale), stopping)
 
 
 def scaling(scale: Scale) -> Any:

@@ -41,3 +41,17 @@ def test_a_cluster_that_stays_full_ends_the_waiting(
     with pytest.raises(ValueError, match=f"^{told}; waited 0 s for it; lower scale.workers"):
         places.wait_for(ASKED, 0.05)
     assert capsys.readouterr().out.count("waiting, for 0 s more") == 1
+
+
+def test_a_signal_ends_the_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked = []
+
+    def free() -> dict[str, dict[str, float]]:
+        looked.append(1)
+        return {"one": {"CPU": float(len(looked) // 5)}}
+
+    monkeypatch.setattr(places, "totals", lambda: [{"CPU": 2.0}])
+    monkeypatch.setattr(places, "available_resources_per_node", free)
+    monkeypatch.setattr(places, "POLL_S", 0.01)
+    assert not places.wait_for(ASKED, 100, lambda: len(looked) > 2)
+    assert places.wait_for(ASKED, 100)
