@@ -47,7 +47,7 @@ def check(nodes: Sequence[Node]) -> None:
     if faults:
         raise ValueError(
             "\n".join(faults)
-            + "\nLower its `scale.workers` (or `meta: {gpu: …}` in dvc.yaml), or, where there are more GPUs, raise "
+            + "\nLower its `workers` (`scale.workers` of pretrain, or `meta: {gpu: …}` in dvc.yaml), or, where there are more GPUs, raise "
             f"the limit: `prefect gcl update {LIMIT} --limit {max(node.gpus for node in wanted)}`"
         )
 

@@ -139,7 +139,7 @@ def test_the_protocol_follows_what_decides_the_scores(inputs: ClevrInputs, tmp_p
         return metrics.protocol
 
     base = mark()
-    assert {mark(seed=1), mark(encoding_batch_size=5)} == {base}
+    assert {mark(seed=1), mark(encoding_batch_size=5), mark(workers=2, cpus_per_worker=1)} == {base}
     assert len({base, mark(distance_epochs=2), mark(profile="paper")}) == 3
 
 

@@ -256,6 +256,7 @@ def test_the_protocol_is_what_decides_the_scores_and_nothing_else(inputs: Linear
 
     base = mark()
     same = [mark(seed=3), mark(encoding_batch_size=7), mark(resize_short_side=999), mark(crop_scale_min=0.5)]
+    same += [mark(workers=2, cpus_per_worker=1)]  # on features that are kept: nobody encodes
     others = [mark(epochs=3), mark(profile="paper"), mark(learning_rates=[0.1]), mark(test_limit=60), mark(flip=True)]
     assert set(same) == {base}
     assert len({base, *others}) == 6

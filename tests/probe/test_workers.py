@@ -162,7 +162,7 @@ def test_what_is_wrong_with_encoder_or_image_comes_out_as_itself(
 @pytest.fixture(scope="module")
 def slow(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An encoder that takes some tenths of a second for each piece of the toy."""
-    return saved(tmp_path_factory.mktemp("slow") / "encoder.safetensors", image_size=96, width=192, layers=4, heads=3)
+    return saved(tmp_path_factory.mktemp("slow") / "encoder.safetensors", image_size=96, width=96, layers=4, heads=3)
 
 
 def start(folder: Path, encoder: Path, images: Path, workers: int) -> subprocess.Popen[str]:
