@@ -135,3 +135,21 @@ def test_steps_that_were_left_out_are_told(tmp_path: Path, capsys: pytest.Captur
             append(path, row(step) | {"skipped": skipped}, [])
     lines = [line for line in capsys.readouterr().out.splitlines() if "WARNING" in line]
     assert len(lines) == 1 and "2 steps were left out by step 2" in lines[0]
+
+
+def test_quality_that_falls_is_told_each_time_it_begins_to(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Once for two poor measurements on end, again after a good one; steps between that measured nothing change nothing."""
+    path, heard = tmp_path / "history.jsonl", Heard()
+    with following(path, 20, heard):
+        for step, score in ((1, 40.0), (3, 18.0), (5, 18.0), (7, 50.0), (9, 10.0)):
+            scores = {"quality_knn_top1": score, "quality_probe_top1": 33.0, "quality_guessing_top1": 12.0}
+            append(path, row(step) | scores, [{"data_wait": 0.1}])
+            append(path, row(step + 1), [{"data_wait": 0.1}])
+    assert heard.warnings == [
+        "quality: step 3: k-NN top-1 fell to 18.0 % from 40.0 % at step 1",
+        "quality: step 9: k-NN top-1 is 10.0 %, no better than guessing (up to 12.0 %)",
+    ]
+    seen = capsys.readouterr().out
+    assert seen.count("WARNING: by step") == 2
+    assert [line for line in seen.splitlines() if line.startswith("step ") and "k-NN 50.0 %, probe 33.0 %, " in line]
+    assert seen.count("k-NN ") == 5 + 2  # the steps that measured, and the warnings

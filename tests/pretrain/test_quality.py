@@ -23,12 +23,13 @@ from components.mim.model import target_encoder
 from components.pretrain import quality
 from components.pretrain.batches import Batches
 from components.pretrain.building import build
-from components.pretrain.contract import PretrainParams
+from components.pretrain.contract import PretrainInputs, PretrainOutputs, PretrainParams
 from components.pretrain.held_out import held_out
 from components.pretrain.loop import Trainer
 from components.pretrain.parallel import Alone, Replicated
 from components.pretrain.quality import Quality, Row, ridge
 from components.pretrain.quality_rule import verdict
+from components.pretrain.run import run
 from components.pretrain.sharding import Sharded
 from components.pretrain.state import State
 from components.probe.extraction import encode
@@ -240,6 +241,17 @@ def trained(params: PretrainParams, toy: Path, state: State | None = None, stop:
         made.restore(state)
     made.train(lambda row, own: None, lambda: None)
     return made
+
+
+def test_the_stage_refuses_images_that_will_not_do_before_it_makes_anything(
+    tiny: dict[str, Any], toy_images: Path, tmp_path: Path
+) -> None:
+    names = [*PretrainOutputs.model_fields]
+    outputs = PretrainOutputs(**{name: tmp_path / name for name in names})
+    inputs = PretrainInputs(dataset=toy_images, quality=toy_images, init=Path(tiny["init"]["path"]))
+    with pytest.raises(ValueError, match="has no split 'val'; its splits are: train, test"):
+        run(parameters(tiny, test_split="val"), inputs, outputs)
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("objective", ["ijepa", "mae"])
