@@ -43,16 +43,21 @@ class Lengths(NamedTuple):
         return [(seen + self.target, self.target)] * self.blocks
 
 
+def at_once(params: PretrainParams) -> int:
+    """Images of a worker in one forward pass at most."""
+    share = params.optimisation.global_batch_size // params.scale.workers
+    return min(params.scale.images_at_once or share, share)
+
+
 def lengths(params: PretrainParams) -> Lengths:
-    """Mean lengths of a run with these params. `legacy` cuts a worker's batch to its shortest context, so workers count there."""
+    """Mean lengths of a run with these params. `legacy` cuts what a worker takes at once to the shortest context, so that counts there."""
     grid, masks = patch_grid(params.encoder.image_size, params.encoder.patch_size), params.masks
     patches, prefix = grid.h * grid.w, int(params.encoder.class_token)
     if masks.sampler == "random":
         context = random_context(grid, masks)
         return Lengths(patches, prefix, context, 1, patches - context)
     if masks.sampler == "legacy":
-        images = params.optimisation.global_batch_size // params.scale.workers
-        return Lengths(patches, prefix, *_legacy(grid, masks, images))
+        return Lengths(patches, prefix, *_legacy(grid, masks, at_once(params)))
     return Lengths(patches, prefix, *_multiblock(grid, masks))
 
 

@@ -2,8 +2,9 @@
 
 from typing import NamedTuple
 
+from components.preflight.dataset import Dataset
 from components.preflight.lengths import Lengths, noisy_tokens
-from components.preflight.parameters import Parameters, outputs
+from components.preflight.parameters import Parameters, layers, outputs
 from components.pretrain.contract import PretrainParams
 
 FP32 = 4
@@ -11,16 +12,18 @@ CONTEXT = 2**30
 """What a GPU holds besides tensors: CUDA's context, its libraries and their workspaces. An assumption."""
 FRAGMENTS = 1.1
 """What torch's allocator reserves beside what tensors need: a tenth more. An assumption."""
-KEPT = 2
-"""Checkpoints that stay on the disk (`num_to_keep` in pretrain/run.py); one more is there while it is written."""
+GATHERED = 5
+"""Layers' worth of whole numbers on a device that has parts only, in the backward pass: the weights of the layer at work, those of the
+next one twice, as they come and in place, and the gradients of the layer twice, as they are and as they go."""
 
 
 class Memory(NamedTuple):
-    """Bytes on each device. `activations` is what the forward pass saves for the backward one, `working` what comes and goes."""
+    """Bytes on each device. `exchange` is DDP's copy of the gradients, or the layers that FSDP has whole; `activations` is what the
+    forward pass saves for the backward one, `working` what comes and goes."""
 
     parameters: float
     gradients: float
-    buckets: float
+    exchange: float
     optimiser: float
     target: float
     casts: float
@@ -39,33 +42,66 @@ class Memory(NamedTuple):
 
 
 class Disk(NamedTuple):
-    """Bytes. `outputs` are the final state, the target encoder and the predictor; `checkpoints` includes the one being written."""
+    """Bytes. `outputs` are the final state, the target encoder and the predictor; `checkpoints` are `kept` of them at most, with the
+    one being written, None of either where nobody knows the steps that are kept for good."""
 
     checkpoint: float
-    checkpoints: float
+    kept: int | None
+    checkpoints: float | None
     outputs: float
     dataset: float | None
 
 
 def memory(params: PretrainParams, size: Parameters, tokens: Lengths, images: int) -> Memory:
     """For `images` on a device at a time."""
-    bf16 = params.scale.precision == "bf16"
+    scale = params.scale
+    parts = scale.workers if scale.sharding == "fsdp" else 1
     return Memory(
-        parameters=FP32 * size.trained,
-        gradients=FP32 * size.trained,
-        buckets=FP32 * size.trained if params.scale.workers > 1 else 0.0,  # DDP's copies of the gradients
-        optimiser=2 * FP32 * size.trained + FP32 * size.tensors,  # both moments, and each tensor's step
-        target=FP32 * size.target,
-        casts=2 * size.trained if bf16 else 0.0,  # autocast keeps bf16 weights until the forward pass ends
+        parameters=FP32 * size.trained / parts,
+        gradients=FP32 * size.trained / parts,
+        exchange=_exchange(params, size),
+        optimiser=2 * FP32 * size.trained / parts + FP32 * size.tensors,  # both moments, and each tensor's step
+        target=FP32 * size.target / parts,
+        # autocast keeps bf16 weights until the forward pass ends, and the backward pass needs them: whole ones, sharded or not
+        casts=2 * size.trained if scale.precision == "bf16" else 0.0,
         activations=images * activations(params, tokens),
         working=images * _working(params, tokens),
     )
 
 
-def disk(params: PretrainParams, size: Parameters, dataset: float | None) -> Disk:
+def _exchange(params: PretrainParams, size: Parameters) -> float:
+    if params.scale.workers == 1:
+        return 0.0
+    if params.scale.sharding == "ddp":
+        return FP32 * size.trained
+    encoder, predictor = params.encoder, params.predictor
+    layer = max(layers(encoder.width, 1), layers(predictor.width, 1))
+    # The rest of the predictor is whole from the forward pass on, with its gradients.
+    rest = size.predictor - layers(predictor.width, predictor.layers)
+    return FP32 * (GATHERED * layer + 2 * rest)
+
+
+def disk(params: PretrainParams, size: Parameters, dataset: Dataset) -> Disk:
     """With the encoded images of the prepared dataset, None where nobody knows them yet."""
     checkpoint = FP32 * (size.trained + size.target + 2 * size.trained + size.tensors)
-    return Disk(checkpoint, (KEPT + 1) * checkpoint, checkpoint + FP32 * size.trained, dataset)
+    kept = _checkpoints(params, dataset.images)
+    return Disk(
+        checkpoint,
+        kept,
+        None if kept is None else kept * checkpoint,
+        checkpoint + FP32 * size.trained,
+        dataset.bytes,
+    )
+
+
+def _checkpoints(params: PretrainParams, images: int | None) -> int | None:
+    """The newest ones, the one being written and those at multiples of `keep_every`."""
+    if not params.keep_every:
+        return params.keep_last + 1
+    if images is None:
+        return None
+    steps = params.optimisation.epochs * images // params.optimisation.global_batch_size
+    return params.keep_last + 1 + steps // params.keep_every
 
 
 def shared(params: PretrainParams, images: int) -> int:

@@ -5,11 +5,11 @@ memory's bandwidth. Data loading and the exchange of gradients are taken to hide
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from components.preflight.devices import Device
 from components.preflight.flops import Flops, flops
-from components.preflight.lengths import Lengths, lengths
+from components.preflight.lengths import Lengths, at_once, lengths
 from components.preflight.memory import CONTEXT, FRAGMENTS, Memory, memory
 from components.preflight.parameters import Parameters, parameters
 from components.pretrain.contract import PretrainParams
@@ -33,6 +33,8 @@ class Costs(NamedTuple):
     memory: Memory
     images: int
     """Images of a worker in one step."""
+    at_once: int
+    """Images of a worker in one forward pass, for which `memory` is."""
 
 
 class Prediction(NamedTuple):
@@ -44,7 +46,7 @@ class Prediction(NamedTuple):
     """Over all workers, which is what the loaders must deliver."""
     needed: float
     largest: int
-    """Most images that a worker can hold; negative where not even the weights fit."""
+    """Most images that a worker can take at once; negative where not even the weights fit."""
 
     @property
     def fits(self) -> bool:
@@ -59,8 +61,8 @@ class Prediction(NamedTuple):
 def costs(params: PretrainParams) -> Costs:
     """Everything that the params alone tell."""
     size, tokens = parameters(params), lengths(params)
-    images = params.optimisation.global_batch_size // params.scale.workers
-    return Costs(params, size, tokens, flops(params, tokens), memory(params, size, tokens, images), images)
+    images, together = params.optimisation.global_batch_size // params.scale.workers, at_once(params)
+    return Costs(params, size, tokens, flops(params, tokens), memory(params, size, tokens, together), images, together)
 
 
 def predict(cost: Costs, device: Device, utilisation: float | None = None) -> Prediction:
@@ -70,14 +72,14 @@ def predict(cost: Costs, device: Device, utilisation: float | None = None) -> Pr
     updating = (ADAMW * cost.size.trained + AVERAGE * cost.size.target) / device.bandwidth
     step = computing + updating
     gpu = device.kind == "gpu"
-    each = (held.activations + held.working) / cost.images
+    each = (held.activations + held.working) / cost.at_once
     room = (device.memory - CONTEXT) / FRAGMENTS if gpu else device.memory
     return Prediction(
         device=device,
         step_s=step,
         images_per_s=cost.params.optimisation.global_batch_size / step,
         needed=held.needed if gpu else held.tensors,
-        largest=int((room - held.tensors) // each) + cost.images,
+        largest=int((room - held.tensors) // each) + cost.at_once,
     )
 
 
@@ -106,23 +108,28 @@ def _list(names: Sequence[str]) -> str:
 
 
 def _too_large(cost: Costs, prediction: Prediction) -> str:
-    device, batch = prediction.device, cost.params.optimisation.global_batch_size
-    ways = [
+    device, scale, batch = prediction.device, cost.params.scale, cost.params.optimisation.global_batch_size
+    ways = [f"scale.images_at_once {prediction.largest}"] if prediction.largest >= 1 else []
+    ways += [
         f"scale.workers {workers} ({batch // workers} images each)"
-        for workers in range(cost.params.scale.workers + 1, batch // 2 + 1)
+        for workers in range(scale.workers + 1, batch // 2 + 1)
         if batch % workers == 0 and batch // workers <= prediction.largest
     ][:1]
-    if prediction.largest >= 2:
-        ways.append(
-            f"optimisation.global_batch_size {prediction.largest * cost.params.scale.workers} with as many workers"
-        )
-    if not cost.params.scale.activation_checkpointing:
-        scale = cost.params.scale.model_copy(update={"activation_checkpointing": True})
-        other = predict(costs(cost.params.model_copy(update={"scale": scale})), device)
-        if other.fits:
-            ways.append(f"scale.activation_checkpointing true (then {other.needed / 2**30:.1f} GiB)")
+    if scale.sharding == "ddp" and scale.workers > 1:
+        ways += _instead(cost, device, "scale.sharding fsdp", sharding="fsdp")
+    if not scale.activation_checkpointing:
+        ways += _instead(cost, device, "scale.activation_checkpointing true", activation_checkpointing=True)
     ways = ways or ["a device with more memory, or a smaller encoder"]
     return (
-        f"does not fit: {cost.images} images on a device need {prediction.needed / 2**30:.1f} GiB and {device.name} has "
+        f"does not fit: {cost.at_once} images at once on a device need {prediction.needed / 2**30:.1f} GiB and {device.name} has "
         f"{device.memory / 2**30:.1f}. Ways out: {'; '.join(ways)}"
     )
+
+
+def _instead(cost: Costs, device: Device, name: str, **changes: Any) -> list[str]:
+    """The way out called `name`, if with these changes of `scale` it fits, at least with fewer images at once."""
+    scale = cost.params.scale.model_copy(update=changes)
+    other = predict(costs(cost.params.model_copy(update={"scale": scale})), device)
+    if other.fits:
+        return [f"{name} (then {other.needed / 2**30:.1f} GiB)"]
+    return [f"{name} with scale.images_at_once {other.largest}"] if other.largest >= 1 else []

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from components.preflight.dataset import Dataset
 from components.preflight.devices import GIB
-from components.preflight.memory import CONTEXT, FRAGMENTS, KEPT, disk, shared
+from components.preflight.memory import CONTEXT, FRAGMENTS, disk, shared
 from components.preflight.prediction import Costs, Prediction, warnings
 from components.report.markdown import grid
 
@@ -16,7 +16,7 @@ def write(cost: Costs, predictions: Sequence[Prediction], dataset: Dataset) -> s
     told = warnings(cost, predictions)
     parts = ["# Preflight: what pretraining costs", _summary(cost, dataset)]
     parts += ["## The model", _model(cost), "## One image", _image(cost)]
-    parts += ["## Memory of each device", _memory(cost), "## On the disk", _disk(cost, dataset)]
+    parts += ["## Memory of each device", _memory(cost, dataset), "## On the disk", _disk(cost, dataset)]
     parts += ["## Time", _time(cost, predictions, dataset)]
     if told:
         parts += ["## Before you start", "\n".join(f"- {line}" for line in told)]
@@ -25,11 +25,13 @@ def write(cost: Costs, predictions: Sequence[Prediction], dataset: Dataset) -> s
 
 def _summary(cost: Costs, dataset: Dataset) -> str:
     encoder, rates, scale = cost.params.encoder, cost.params.optimisation, cost.params.scale
+    together = f", {cost.at_once} at once" if cost.at_once < cost.images else ""
     count = "an unknown number of" if dataset.images is None else f"{dataset.images:,}"
     return (
         f"{cost.params.objective.name}, width {encoder.width}, {encoder.layers} layers, {encoder.image_size} pixels in patches of "
         f"{encoder.patch_size}; {rates.epochs} epochs of {count} images (said by {dataset.source}), {rates.global_batch_size} in a step: "
-        f"{scale.workers} × {cost.images}, {scale.precision}{', activation checkpointing' * scale.activation_checkpointing}."
+        f"{scale.workers} × {cost.images}{together}, {scale.precision}{', activation checkpointing' * scale.activation_checkpointing}"
+        f"{', in shards' * (scale.sharding == 'fsdp')}."
     )
 
 
@@ -63,16 +65,16 @@ def _image(cost: Costs) -> str:
     return grid([("part", "mean tokens", "GFLOP forward", "GFLOP backward"), *cells, total], words=1)
 
 
-def _memory(cost: Costs) -> str:
+def _memory(cost: Costs, dataset: Dataset) -> str:
     held = cost.memory
     names = {
         "parameters": held.parameters,
         "gradients": held.gradients,
-        "DDP's buckets": held.buckets,
+        "layers that FSDP has whole" if cost.params.scale.sharding == "fsdp" else "DDP's buckets": held.exchange,
         "AdamW's moments": held.optimiser,
         "target encoder": held.target,
         "bf16 casts of weights": held.casts,
-        f"activations of {cost.images} images": held.activations,
+        f"activations of {cost.at_once} images": held.activations,
         "working memory, images and targets": held.working,
     }
     if cost.params.scale.device == "gpu":
@@ -81,13 +83,18 @@ def _memory(cost: Costs) -> str:
         names["together"] = held.tensors
     if cost.params.scale.loaders:
         names["on the host, for each worker: loaders' batches in /dev/shm"] = shared(cost.params, cost.images)
+    names["on the host of rank 0: the checkpoint being written"] = disk(cost.params, cost.size, dataset).checkpoint
     return grid([("bytes of", "GiB"), *((name, f"{each / GIB:.3f}") for name, each in names.items())], words=1)
 
 
 def _disk(cost: Costs, dataset: Dataset) -> str:
-    found = disk(cost.params, cost.size, dataset.bytes)
+    found = disk(cost.params, cost.size, dataset)
     rows = [
-        (f"checkpoints, {KEPT} and one being written", f"{found.checkpoints / GIB:.3f}"),
+        ("a checkpoint", f"{found.checkpoint / GIB:.3f}"),
+        (
+            f"{'unknown' if found.kept is None else found.kept} of them at most, with the one being written",
+            "unknown" if found.checkpoints is None else f"{found.checkpoints / GIB:.3f}",
+        ),
         ("final state, encoder, predictor", f"{found.outputs / GIB:.3f}"),
         ("prepared dataset", "unknown" if found.dataset is None else f"{found.dataset / GIB:.3f}"),
     ]

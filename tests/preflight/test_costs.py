@@ -13,6 +13,7 @@ from components.mim import masks, objectives
 from components.mim.grid import patch_grid
 from components.mim.model import MaskedImageModel, optimizer, target_encoder
 from components.mim.positions import draw_noise
+from components.preflight.dataset import Dataset
 from components.preflight.flops import flops
 from components.preflight.lengths import Lengths, lengths
 from components.preflight.memory import activations, disk, memory
@@ -123,7 +124,9 @@ def test_parameters_are_those_of_the_model_and_its_files(repository: Path, name:
     moments = [value for state in adamw.state.values() for value in state.values()]
     assert held.optimiser == sum(value.numel() * value.element_size() for value in moments)
     saved = [*model.state_dict().values(), *(one.target.state_dict().values() if one.target else ()), *moments]
-    assert disk(params, size, None).checkpoint == sum(value.numel() * value.element_size() for value in saved)
+    assert disk(params, size, Dataset(None, None, "")).checkpoint == sum(
+        value.numel() * value.element_size() for value in saved
+    )
 
 
 @pytest.mark.parametrize("name", CHANGES)

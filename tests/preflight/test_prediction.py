@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
+from components.preflight.dataset import Dataset
 from components.preflight.devices import DEVICES, GIB, Device, device
-from components.preflight.memory import CONTEXT, FRAGMENTS
+from components.preflight.memory import CONTEXT, FRAGMENTS, disk
 from components.preflight.prediction import costs, predict, warnings
 from components.pretrain.contract import PretrainParams
 from components.stage import read_yaml
@@ -47,24 +48,81 @@ def test_the_largest_batch_is_the_last_that_fits(repository: Path) -> None:
     assert needed(largest) <= 40 * GIB < needed(largest + 1)
 
 
-def test_what_does_not_fit_names_the_ways_out_and_each_of_them_fits(repository: Path) -> None:
-    params = recipe(repository, "vit_h14", activation_checkpointing=False, precision="bf16", workers=2)
-    cost, card = costs(params), DEVICES["a100-80"]
-    assert not predict(cost, card).fits
-    (told,) = warnings(cost, [predict(cost, card)])
-    assert told.startswith("does not fit: 1024 images on a device need ")
-    assert (
-        "scale.activation_checkpointing true" not in told
-        or predict(
-            costs(recipe(repository, "vit_h14", activation_checkpointing=True, precision="bf16", workers=2)), card
-        ).fits
-    )
-    workers = int(told.split("scale.workers ")[1].split()[0])
-    batch = params.optimisation.global_batch_size
+def asked(way: str) -> dict[str, Any]:
+    """What a way out tells to set in `scale`: names, each followed by its value."""
+    words = way.replace(" with ", " ").split(" (")[0].split()
+    values = {"fsdp": "fsdp", "true": True}
+    return {
+        name.removeprefix("scale."): values.get(value) or int(value)
+        for name, value in zip(words[::2], words[1::2], strict=True)
+    }
+
+
+@pytest.mark.parametrize(
+    ("preset", "card", "scale", "ways"),
+    [
+        ("vit_h14", "a100-80", {"workers": 2}, 4),
+        ("vit_h14", "v100", {"workers": 8, "images_at_once": 64}, 4),
+        ("vit_b16", "v100", {"workers": 1}, 3),
+    ],
+)
+def test_what_does_not_fit_names_the_ways_out_and_each_of_them_fits(
+    repository: Path, preset: str, card: str, scale: dict[str, Any], ways: int
+) -> None:
+    scale = {"activation_checkpointing": False, "precision": "bf16"} | scale
+    cost, kind = costs(recipe(repository, preset, **scale)), DEVICES[card]
+    assert not predict(cost, kind).fits
+    told = next(line for line in warnings(cost, [predict(cost, kind)]) if "does not fit" in line)
+    assert told.startswith(f"does not fit: {cost.at_once} images at once on a device need ")
+    found = told.split("Ways out: ")[1].split("; ")
+    assert len(found) == ways
+    for way in found:
+        assert predict(costs(recipe(repository, preset, **scale | asked(way))), kind).fits, way
+    largest = int(found[0].removeprefix("scale.images_at_once "))
+    assert not predict(costs(recipe(repository, preset, **scale | {"images_at_once": largest + 1})), kind).fits
+    workers, batch = asked(found[1])["workers"], cost.params.optimisation.global_batch_size
     fewer = next(other for other in range(workers - 1, 0, -1) if batch % other == 0)
-    for count, fits in ((workers, True), (fewer, False)):
-        other = recipe(repository, "vit_h14", activation_checkpointing=False, precision="bf16", workers=count)
-        assert predict(costs(other), card).fits == fits
+    assert not predict(costs(recipe(repository, preset, **scale | {"workers": fewer})), kind).fits
+
+
+def test_shards_hold_a_part_of_all_that_lasts_and_a_few_whole_layers(repository: Path) -> None:
+    scale = {"precision": "fp32", "workers": 8, "activation_checkpointing": True}
+    whole, parts = (costs(recipe(repository, "vit_h14", sharding=kind, **scale)) for kind in ("ddp", "fsdp"))
+    numbers = whole.size.trained
+    assert whole.memory.exchange == whole.memory.parameters == 4 * numbers
+    assert parts.memory.parameters == parts.memory.gradients == 4 * numbers / 8
+    assert parts.memory.target == whole.memory.target / 8
+    assert parts.memory.optimiser == pytest.approx(whole.memory.optimiser / 8, rel=1e-3)
+    layer = 12 * 1280**2 + 13 * 1280  # of the encoder, the larger one
+    assert 5 * 4 * layer < parts.memory.exchange < 6 * 4 * layer
+    assert (parts.memory.activations, parts.memory.working) == (whole.memory.activations, whole.memory.working)
+
+
+def test_accumulation_takes_the_time_of_the_batch_and_the_memory_of_a_pass(repository: Path) -> None:
+    whole, passes = (costs(recipe(repository, "vit_b16", images_at_once=at_once)) for at_once in (0, 16))
+    share = whole.images
+    assert (passes.images, passes.at_once, whole.at_once) == (share, 16, share)
+    assert passes.memory.activations == pytest.approx(whole.memory.activations * 16 / share)
+    card = DEVICES["h100"]
+    assert predict(passes, card).step_s == predict(whole, card).step_s
+    assert predict(passes, card).largest == predict(whole, card).largest
+    assert costs(recipe(repository, "vit_b16", images_at_once=share + 1)).at_once == share
+
+
+def test_the_disk_counts_each_checkpoint_that_stays(repository: Path) -> None:
+    params = recipe(repository, "vit_b16")
+    cost, rates = costs(params), params.optimisation
+    steps = rates.epochs * 100_000 // rates.global_batch_size
+
+    def kept(last: int, every: int, images: int | None) -> int | None:
+        values = {"keep_last": last, "keep_every": every}
+        found = disk(params.model_copy(update=values), cost.size, Dataset(images, None, ""))
+        assert found.checkpoints == (None if found.kept is None else found.kept * found.checkpoint)
+        return found.kept
+
+    assert kept(2, 0, None) == 3  # and the one being written
+    assert kept(1, 1000, 100_000) == 2 + steps // 1000
+    assert kept(1, 1000, None) is None
 
 
 def test_what_is_unwise_is_told_once_for_all_devices(repository: Path) -> None:
