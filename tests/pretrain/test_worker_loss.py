@@ -115,7 +115,7 @@ def test_a_loss_that_is_no_number_ends_all_workers_with_one_line(
     assert done.returncode == 2, done.stderr
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
     assert (
-        "loss is nan at step 1 (lr 0.0001); no step before it was logged." in line
+        "loss is nan at step 1 (lr 0.00055); no step before it was logged." in line
         and "a worker was lost" not in done.stdout
     )
     dump = load_file(line.rpartition(" are in ")[2])
