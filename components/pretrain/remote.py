@@ -33,7 +33,7 @@ OURS = (TypeError, AttributeError, LookupError, AssertionError, NotImplementedEr
 
 
 def train(job: Job, stop: Stop) -> bool:
-    """Trains to the end; False when `stop` was set and a checkpoint was saved before it.
+    """Trains to the end; False when `stop` was set and a checkpoint was saved before it, if there was a step.
 
     Raises a worker's ValueError as itself, and Ray's own error after `RESTARTS` without progress. ValueError also where the cluster is
     too small, at the start at once, later after `REPLACEMENT_S`; or where its nodes do not see the same files.
@@ -43,7 +43,7 @@ def train(job: Job, stop: Stop) -> bool:
     with cluster(job.params.scale), stop.calling(mark.touch):
         cards = [path / "card.json" for path in (job.dataset, job.quality) if path]
         check_storage(job.folder, [*cards, job.init])
-        while True:
+        while not stop.asked:
             try:
                 return _attempt(job)
             except (TrainingFailedError, RayError) as error:
@@ -60,6 +60,7 @@ def train(job: Job, stop: Stop) -> bool:
                     raise
                 progress.show(f"WARNING: {told}; starting the workers again from step {reached}")
                 wait_for(asked(job.params.scale), REPLACEMENT_S)
+        return False
 
 
 def _reached(job: Job) -> int:
