@@ -14,7 +14,7 @@ import pytest
 from ..cluster.nodes import Nodes
 from .test_faults import logged, start, steps_of, steps_shown
 
-pytestmark = pytest.mark.faults
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(1200)]  # a minute; ten where other work takes the cores
 
 PATIENCE_S = 240
 
@@ -78,6 +78,7 @@ def test_training_goes_on_on_another_node_and_ends_as_if_nothing_had_been(
         time.sleep(0.05)
     nodes.kill(lost)
     told.until("starting the workers again from step")
+    told.until("the Ray cluster of 1 nodes has 0 CPUs (0 free); waiting, for")
     nodes.add(2)
     output = told.end()
     assert driver.wait(timeout=60) == 0, output
