@@ -64,7 +64,8 @@ class Alone:
             assert weights.target is not None, "a state of an objective with a target encoder has one"
             target.load_state_dict(weights.target, strict=True)
         optimizer.load_state_dict(weights.optimizer)
-        for moments in optimizer.state.values():  # torch keeps what is on its device already: a file's pages, with the file behind them
+        # torch keeps what is on its device already: a file's pages, with the file behind them
+        for moments in optimizer.state.values():
             moments.update({name: tensor.clone() for name, tensor in moments.items() if tensor.device.type == "cpu"})
 
 
