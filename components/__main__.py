@@ -18,7 +18,7 @@ from components import stage as stages
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Exit status 0 on success, 2 for bad input (one message on stderr)."""
+    """Exit status 0 on success, 2 for bad input (one message on stderr), 130 after Ctrl-C."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     signal.signal(signal.SIGTERM, _terminate)
     try:
@@ -28,6 +28,9 @@ def main(argv: list[str] | None = None) -> int:
             traceback.print_exc()
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
 
 
 def _raised_by_us(error: ValueError) -> bool:

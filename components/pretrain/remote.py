@@ -40,10 +40,9 @@ def train(job: Job, stop: Stop) -> bool:
     """
     mark, failures, reached = job.folder / STOP, 0, _reached(job)
     remove(mark)
-    with cluster(job.params.scale), stop.calling(mark.touch):
-        cards = [path / "card.json" for path in (job.dataset, job.quality) if path]
-        check_storage(job.folder, [*cards, job.init])
+    with cluster(job.params.scale, lambda: stop.asked), stop.calling(mark.touch):
         while not stop.asked:
+            _same_files(job)
             try:
                 return _attempt(job)
             except (TrainingFailedError, RayError) as error:
@@ -59,8 +58,14 @@ def train(job: Job, stop: Stop) -> bool:
                     progress.show(f"{told}; {RESTARTS} restarts came no further than step {reached}: giving up")
                     raise
                 progress.show(f"WARNING: {told}; starting the workers again from step {reached}")
-                wait_for(asked(job.params.scale), REPLACEMENT_S)
+                wait_for(asked(job.params.scale), REPLACEMENT_S, lambda: stop.asked)
         return False
+
+
+def _same_files(job: Job) -> None:
+    """Also nodes that came in the place of lost ones must see what the others do."""
+    cards = [path / "card.json" for path in (job.dataset, job.quality) if path]
+    check_storage(job.folder, [*cards, job.init])
 
 
 def _reached(job: Job) -> int:

@@ -17,6 +17,7 @@ class Stop:
     def __init__(self) -> None:
         self.signal: int | None = None
         self._tell: Callable[[], None] = lambda: None
+        self._hear: Callable[[int, FrameType | None], None] | None = None
 
     @property
     def asked(self) -> bool:
@@ -38,20 +39,27 @@ class Stop:
             self._tell()
             progress.show("stopping: saving a checkpoint after this step; another signal ends it at once")
 
-        for number in SIGNALS:
-            signal.signal(number, hear)
+        self._hear = hear
+        self._listen()
         try:
             yield
         finally:
+            self._hear = None
             for number, handler in before.items():
                 signal.signal(number, handler)
 
+    def _listen(self) -> None:
+        for number in SIGNALS:
+            signal.signal(number, self._hear)
+
     @contextmanager
     def calling(self, tell: Callable[[], None]) -> Iterator[None]:
-        """Calls `tell` at the signal, inside the block."""
+        """Calls `tell` at the signal, inside the block, which a library may have been started before that took SIGTERM for itself."""
         self._tell = tell
         if self.asked:
             tell()
+        elif self._hear:
+            self._listen()
         try:
             yield
         finally:
