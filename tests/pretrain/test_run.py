@@ -19,9 +19,12 @@ from components.images.store import Store
 from components.mim.weights import load_encoder, load_predictor, read_about, untrained_encoder
 from components.pretrain import preview
 from components.pretrain.adopt import adopt
+from components.pretrain.batches import Batches
 from components.pretrain.checkpoints import newest
 from components.pretrain.contract import PretrainInputs, PretrainParams
-from components.pretrain.state import read
+from components.pretrain.loop import Trainer
+from components.pretrain.parallel import Alone
+from components.pretrain.state import flat, read
 from components.pretrain.unfinished import begin
 from components.stage import canonical_yaml
 
@@ -141,6 +144,23 @@ def test_two_workers_learn_what_one_learns(once: Path, tmp_path: Path, tiny: dic
     one, two = load_file(once / "encoder.safetensors"), load_file(tmp_path / "two" / "encoder.safetensors")
     for name, tensor in one.items():
         torch.testing.assert_close(two[name], tensor, rtol=1e-4, atol=1e-5, msg=lambda text, n=name: f"{n}: {text}")
+
+
+@pytest.mark.faults
+def test_two_workers_in_shards_and_passes_learn_what_the_loop_learns_alone(
+    tmp_path: Path, tiny: dict[str, Any], toy_images: Path
+) -> None:
+    params = PretrainParams.model_validate(tiny)
+    batches = Batches(params, Store(toy_images, "train"), 0, 1)
+    one = Trainer(params, batches, Alone(torch.device("cpu")), SCRATCH)
+    assert one.train(lambda row, own: None, lambda: None) and one.target is not None
+    tiny["scale"] |= {"workers": 2, "sharding": "fsdp", "images_at_once": 3, "activation_checkpointing": True}
+    done = pretrain(tmp_path / "two", tiny, toy_images)
+    assert done.returncode == 0, done.stderr
+    two = load_file(tmp_path / "two" / "encoder.safetensors")
+    for name, tensor in one.target.state_dict().items():
+        torch.testing.assert_close(two[name], tensor, rtol=1e-4, atol=1e-5, msg=lambda text, n=name: f"{n}: {text}")
+    assert flat(read(tmp_path / "two" / "state.safetensors")).keys() == flat(one.state()).keys()
 
 
 def test_an_image_that_breaks_in_a_process_of_a_worker_is_told_in_one_line(
