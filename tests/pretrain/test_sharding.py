@@ -1,4 +1,4 @@
-"""Shards of three workers, some of them empty, over every kind of encoder: the numbers of one worker, and states that fit it.
+"""Shards of three workers, some of them empty, over every kind of encoder, and compiled: the numbers of one worker, states that fit it.
 
 This file is each worker's program as well: `python test_sharding.py RANK WORLD MEETING`.
 """
@@ -12,14 +12,15 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, distributed, nn
+from torch._dynamo.utils import counters
 
 from components.mim import diagnostics, objectives
 from components.mim.blocks import Masks
-from components.mim.encoder import Encoder, EncoderConfig, VisionEncoder
+from components.mim.encoder import Encoder, EncoderConfig, VisionEncoder, compile_each
 from components.mim.model import MaskedImageModel, optimizer, target_encoder, update_target
 from components.mim.predictor import Predictor, PredictorConfig
 from components.mim.timm_encoder import timm_config, untrained
-from components.pretrain.parallel import Alone, Weights
+from components.pretrain.parallel import Alone, Replicated, Weights
 from components.pretrain.sharding import Sharded
 
 CPU = torch.device("cpu")
@@ -90,6 +91,19 @@ def batch(step: int, share: slice) -> tuple[Tensor, Masks]:
     return images[share], Masks(order[:, :6], [order[:, 6:10], order[:, 10:13]])
 
 
+def compiled(kind: type[Alone]) -> Alone:
+    """Of `kind`, with each layer traced before it is distributed, as `building` does, and run without making code."""
+
+    class Compiled(kind):  # type: ignore[valid-type, misc]
+        def distribute(self, model: MaskedImageModel, target: VisionEncoder | None) -> nn.Module:
+            assert target is not None
+            for part in (model.encoder, model.predictor, target):
+                compile_each(part.layer_modules(), backend="eager")
+            return super().distribute(model, target)
+
+    return Compiled(CPU)
+
+
 def flat(weights: Weights) -> dict[str, Tensor]:
     moments = {f"{i}/{name}": t for i, one in weights.optimizer["state"].items() for name, t in one.items()}
     assert weights.target is not None
@@ -148,6 +162,12 @@ def main() -> None:
     distributed.init_process_group("gloo", f"file://{sys.argv[3]}", rank=rank, world_size=world)
     for kind in ("own", *TIMM):
         compare(kind, rank)
+    plain = Run("own", Alone(CPU)).train(0, STEPS)
+    for kind in (Replicated, Sharded):
+        counters.clear()
+        assert Run("own", compiled(kind)).train(0, STEPS).losses == pytest.approx(plain.losses, rel=1e-5)
+        assert counters["stats"]["unique_graphs"] and not counters["graph_break"]
+        torch._dynamo.reset()
     distributed.barrier()
     distributed.destroy_process_group()
 
