@@ -1,5 +1,7 @@
 """Work in parts that do not depend on each other, shared by Ray workers: who is free takes the next one, who is lost costs what it had."""
 
+import signal
+import threading
 from collections import Counter, deque
 from collections.abc import Callable, Hashable, Iterable
 from typing import Any, Generic, Protocol, TypeVar
@@ -56,7 +58,11 @@ class Crew(Generic[Job, Part]):
         Raises ValueError when the cluster is too small, RuntimeError when the same part loses its worker again and again.
         """
         waiting = deque(parts)
+        mine = signal.getsignal(signal.SIGTERM)
         with connected(self._asked):
+            # `ray.init` has taken SIGTERM for good, and would end the stage with a status of its own.
+            if threading.current_thread() is threading.main_thread():
+                signal.signal(signal.SIGTERM, mine)
             for _ in range(min(self._asked.workers, len(waiting))):
                 self._hire()
             while waiting or self._busy():
