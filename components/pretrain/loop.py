@@ -45,6 +45,8 @@ class Step(NamedTuple):
     parts: list[Part]
     stop: bool
     """Whether a worker was asked to stop."""
+    left_out: bool = False
+    """Whether loss or gradient was no number: there is nothing to show, and nothing changed."""
 
 
 class Trainer:
@@ -108,9 +110,9 @@ class Trainer:
     def train(self, on_log: OnLog, on_checkpoint: Callable[[], None]) -> bool:
         """Runs to the last step; False when it ended earlier, at a checkpoint, because `stopping` said so to one of the workers.
 
-        `on_log` is called every `log_every` steps, where quality is due and at checkpoints. Those come every `checkpoint_every` steps, at
-        the last logged step before `CHECKPOINT_S` have passed since the one before, and at the last step. All workers call both, in the
-        same steps.
+        `on_log` is called every `log_every` steps, where quality is due and at checkpoints, unless the step was left out. Checkpoints come
+        every `checkpoint_every` steps, at the last logged step before `CHECKPOINT_S` have passed since the one before, and at the last step.
+        All workers call both, in the same steps.
 
         Without any epochs one batch is looked at, and nothing changes. Raises `UnsoundError` when loss or gradient is no number, and
         ValueError when features have collapsed and `collapse.action` says fail, then after a checkpoint.
@@ -129,7 +131,7 @@ class Trainer:
             self.step = next_step
             pace.step(batch.waited)
             verdict = None
-            if due:
+            if due and not done.left_out:
                 own = pace.row(done.gradient_norm)
                 row = self._row(done) | measuring.together(own, self.parallel)
                 row |= quality.measure(self.shown()) if quality else {}
@@ -200,7 +202,7 @@ class Trainer:
         done = Step(sum(losses) / len(losses), norms[0], parts, any(stops))
         if not sound(losses, norms):
             self.skipped = Unsound(self, batch).verdict(losses, norms)
-            return done
+            return done._replace(left_out=True)
         if clip := self.params.optimisation.clip_norm:
             nn.utils.clip_grads_with_norm_(parameters, clip, norm)
         self.adamw.step()

@@ -67,17 +67,32 @@ def test_steps_within_the_budget_change_nothing_and_are_counted(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    poisoned(monkeypatch, {3: [0], 5: [1]}, float("inf"))
+    poisoned(monkeypatch, {3: [0], 5: [1]})
     tiny["optimisation"]["skip_budget"] = 1
     rows = list[Row]()
-    with pytest.raises(ValueError, match=r"loss is inf at step 5 .*, after 1 that were left out; "):
+    with pytest.raises(ValueError, match=r"loss is nan at step 5 .*, after 1 that were left out; "):
         work(job(tiny, toy_images, tmp_path / "one"), Alone(CPU), lambda row, own: rows.append(row), lambda: False)
-    assert [row["skipped"] for row in rows] == [0, 0, 1, 1]
-    assert rows[2]["A_norm"] == rows[1]["A_norm"] != rows[3]["A_norm"]  # neither weights nor target moved in step 3
+    assert [(row["step"], row["skipped"]) for row in rows] == [(1, 0), (2, 0), (4, 1)]  # nothing to show of the third
     tiny["optimisation"]["skip_budget"] = 2
     assert work(job(tiny, toy_images, tmp_path / "two"), Alone(CPU), lambda row, own: None, lambda: False)
     found = checkpoints.newest(tmp_path / "two")
-    assert found and checkpoints.load(found)["skipped"] == 2
+    assert found and checkpoints.step_of(found) == 6
+    state = checkpoints.load(found)
+    assert state["skipped"] == 2 and all("loss" in row for row in state["history"])
+
+
+def test_a_step_that_is_left_out_moves_no_weight(
+    tiny: dict[str, Any], toy_images: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    poisoned(monkeypatch, {1: [0]})
+    tiny["optimisation"]["skip_budget"] = 1
+    params = PretrainParams(**tiny)
+    one = Trainer(params, Batches(params, Store(toy_images, "train"), 0, 1), Alone(CPU), Path("scratch"))
+    before = [tensor.clone() for part in (one.model, one.target) for tensor in part.state_dict().values()]
+    one.set_schedules()
+    assert one.update(one.batches.batch(0), measure=False).left_out and one.skipped == 1
+    after = [tensor for part in (one.model, one.target) for tensor in part.state_dict().values()]
+    assert all(map(torch.equal, before, after)) and not one.adamw.state
 
 
 def test_a_gradient_that_is_no_number_counts_as_well(
