@@ -111,7 +111,7 @@ class Trainer:
         """Runs to the last step; False when it ended earlier, at a checkpoint, because `stopping` said so to one of the workers.
 
         `on_log` is called every `log_every` steps, where quality is due and at checkpoints, unless the step was left out. Checkpoints come
-        every `checkpoint_every` steps, at the last logged step before `CHECKPOINT_S` have passed since the one before, and at the last step.
+        every `checkpoint_every` steps, at the last logged step before `CHECKPOINT_S` have passed since the one before, and at the end.
         All workers call both, in the same steps.
 
         Without any epochs one batch is looked at, and nothing changes. Raises `UnsoundError` when loss or gradient is no number, and
