@@ -53,6 +53,10 @@ class Checkpoints:
     def wait(self) -> None:
         """Returns when the last state is written. Raises what went wrong with it."""
         self.join()
+        self.told()
+
+    def told(self) -> None:
+        """Raises what has gone wrong so far, without waiting."""
         if self._error:
             error, self._error = self._error, None
             raise error

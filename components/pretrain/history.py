@@ -17,10 +17,16 @@ Row = Mapping[str, float]  # not from `loop`: Ray's controller process should st
 
 
 def append(path: Path, row: Row, ranks: Sequence[Row]) -> None:
-    """Adds a logged step: its row, and each rank's own numbers."""
+    """Adds a logged step: its row, and each rank's own numbers. Raises ValueError where the disk takes nothing more."""
     line = {**row, "time": int(time.time() * 1000), "ranks": list(ranks)}
-    with path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(line) + "\n")
+    try:
+        with path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+    except OSError as error:
+        raise ValueError(
+            f"the curves of step {row['step']:.0f} cannot be written to {path}: {error}; make room and start again: training goes on from "
+            f"its newest checkpoint"
+        ) from error
 
 
 def continued(path: Path, rows: Sequence[Row]) -> None:

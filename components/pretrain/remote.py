@@ -10,7 +10,7 @@ from typing import Any
 from ray.exceptions import OutOfMemoryError, RayError
 from ray.train import Result, RunConfig, WorkerGroupError
 from ray.train.torch import TorchTrainer
-from ray.train.v2.api.exceptions import TrainingFailedError
+from ray.train.v2.api.exceptions import ControllerError, TrainingFailedError
 
 from components import progress
 from components.cluster import code, wait_for
@@ -128,6 +128,7 @@ def _scratch(folder: Path) -> Iterator[Path]:
 def _cause(error: BaseException) -> BaseException:
     """What a worker raised, a verdict first: where one has, others may have lost their connection to it."""
     causes: list[Any] = list(error.worker_failures.values()) if isinstance(error, WorkerGroupError) else []
+    causes += [error.controller_failure] if isinstance(error, ControllerError) else []
     for kind in ((ValueError, *OURS), OutOfMemoryError, BaseException):
         for cause in causes:
             if isinstance(cause, kind):

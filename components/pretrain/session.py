@@ -12,7 +12,7 @@ from components.pretrain import checkpoints
 from components.pretrain.batches import Batches
 from components.pretrain.checkpoints import Checkpoints
 from components.pretrain.contract import PretrainParams
-from components.pretrain.loop import OnLog, Trainer
+from components.pretrain.loop import OnLog, Row, Trainer
 from components.pretrain.parallel import Alone
 from components.pretrain.quality import Quality
 from components.pretrain.unsound import UnsoundError
@@ -64,8 +64,12 @@ def _train(job: Job, trainer: Trainer, on_log: OnLog) -> bool:
         if trainer.parallel.rank == 0:
             saving.save(state)
 
+    def log(row: Row, own: Row) -> None:
+        on_log(row, own)
+        saving.told()  # a full disk now, and not at the next checkpoint
+
     try:
-        done = trainer.train(on_log, save)
+        done = trainer.train(log, save)
     finally:
         saving.join()  # also where training ends with an error: the checkpoint before it is worth having
     saving.wait()

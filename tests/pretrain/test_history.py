@@ -153,3 +153,10 @@ def test_quality_that_falls_is_told_each_time_it_begins_to(tmp_path: Path, capsy
     assert seen.count("WARNING: by step") == 2
     assert [line for line in seen.splitlines() if line.startswith("step ") and "k-NN 50.0 %, probe 33.0 %, " in line]
     assert seen.count("k-NN ") == 5 + 2  # the steps that measured, and the warnings
+
+
+def test_a_disk_that_takes_nothing_more_is_told(tmp_path: Path) -> None:
+    with pytest.raises(
+        ValueError, match=r"the curves of step 3 cannot be written to .*: .*; make room and start again"
+    ):
+        append(tmp_path, row(3), [])  # a folder, which takes no line either

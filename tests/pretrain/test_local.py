@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -102,3 +103,32 @@ def test_bad_input_is_told_before_anything_is_written(tmp_path: Path, tiny: dict
     other = bare(tmp_path, tiny, toy_images)
     _, err = other.communicate(timeout=60)
     assert other.returncode == 2 and "out has training of other params" in err
+
+
+@pytest.mark.faults
+def test_a_disk_that_is_full_ends_training_with_one_line_and_with_room_it_goes_on(
+    tmp_path: Path, tiny: dict[str, Any], toy_images: Path
+) -> None:
+    """A real file system with room for one checkpoint and a half."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16m", "none", str(disk)], capture_output=True).returncode:
+        pytest.skip("no right to mount a small disk here")
+    try:
+        whole = bare(tmp_path, tiny, toy_images, "whole")
+        assert whole.wait(timeout=120) == 0
+        size = checkpoints.steps(tmp_path / "whole/checkpoints")[-1] / "state.safetensors"
+        (disk / "filler").write_bytes(b"x" * (16 * 2**20 - 3 * size.stat().st_size // 2))
+        full = bare(tmp_path, tiny, toy_images, "disk")
+        out, err = full.communicate(timeout=120)
+        assert full.returncode == 2, out
+        assert re.match(r"error: the checkpoint of step 4 cannot be written to .*training goes on from step 2\n$", err)
+        (disk / "filler").unlink()
+        again = bare(tmp_path, tiny, toy_images, "disk")
+        out, err = again.communicate(timeout=120)
+        assert again.returncode == 0, err
+        assert "step 3/6" in out and "step 2/6" not in out
+        encoders = [(folder / "encoder.safetensors").read_bytes() for folder in (tmp_path / "whole", disk)]
+        assert encoders[0] == encoders[1]
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
