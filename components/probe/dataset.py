@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from components.images.store import Store
+from components.images.store import Store, read_card
 from components.images.subset import listed
 from components.mim.encoder import VisionEncoder
 from components.mim.weights import load_encoder, untrained_encoder
@@ -58,15 +58,16 @@ def open_part(folder: Path, dataset: str, kind: str, split: str, limit: int, nam
 
     Raises ValueError when it is another dataset, of another kind, or lacks the split or an image of the list.
     """
+    card = read_card(folder)
+    if card["name"] != dataset:
+        raise ValueError(
+            f"{str(folder)!r} holds dataset {card['name']!r} but dataset is {dataset!r}; make the two agree"
+        )
+    if card["kind"] != kind:
+        raise ValueError(
+            f"dataset {dataset!r} is of kind {card['kind']!r}; this stage needs {kind!r}: name such a dataset"
+        )
     store = Store(folder, split)
-    if store.card["name"] != dataset:
-        raise ValueError(
-            f"{str(folder)!r} holds dataset {store.card['name']!r} but dataset is {dataset!r}; make the two agree"
-        )
-    if store.card["kind"] != kind:
-        raise ValueError(
-            f"dataset {dataset!r} is of kind {store.card['kind']!r}; this stage needs {kind!r}: name such a dataset"
-        )
     if names is None:
         return Part(store, spread(len(store), limit))
     rows = listed(names, store.column("path"), f"dataset {dataset!r}, split {split!r}")

@@ -15,6 +15,7 @@ from components.mim.blocks import Masks
 from components.pretrain.batches import Batches
 from components.pretrain.contract import PretrainParams
 from components.pretrain.loop import Trainer
+from components.pretrain.parallel import Alone
 from components.pretrain.preview import COLUMNS, GAP, GREY, HEADER, TILE, draw, panels
 
 SIDE = 56  # pixels of a patch on the sheet: 14 panel pixels for each of the 4 pixels of a patch
@@ -36,7 +37,7 @@ def first(params: PretrainParams, toy_images: Path, monkeypatch: pytest.MonkeyPa
         return heard[-1]
 
     batches = Batches(params, Store(toy_images, "train"), rank=0, world=1)
-    trainer = Trainer(params, batches, lambda model: model, lambda tensor: tensor, torch.device("cpu"), Path("scratch"))
+    trainer = Trainer(params, batches, Alone(torch.device("cpu")), Path("scratch"))
 
     def stop(row: Any, checkpoint: bool) -> None:
         raise InterruptedError
