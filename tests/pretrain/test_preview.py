@@ -39,13 +39,13 @@ def first(params: PretrainParams, toy_images: Path, monkeypatch: pytest.MonkeyPa
     batches = Batches(params, Store(toy_images, "train"), rank=0, world=1)
     trainer = Trainer(params, batches, Alone(torch.device("cpu")), Path("scratch"))
 
-    def stop(row: Any, checkpoint: bool) -> None:
+    def stop(row: Any, own: Any) -> None:
         raise InterruptedError
 
     with monkeypatch.context() as patch:
         patch.setattr(masks, "sample", listen)
         with pytest.raises(InterruptedError):
-            trainer.train(stop)
+            trainer.train(stop, lambda: None)
     pixels = next(iter(batches.steps(0, 1))).pixels.numpy()
     return pixels, heard[0]
 
