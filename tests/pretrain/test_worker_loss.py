@@ -86,6 +86,7 @@ def test_a_signal_saves_the_step_in_hand_and_a_second_run_goes_on_from_it(
     whole = undisturbed(long, tiny, toy_images)
     run = start(tmp_path / "run", tiny, toy_images)
     folder = reached(tmp_path / "run", run, 8)
+    tree = psutil.Process(run.pid).children(recursive=True)
     os.killpg(run.pid, number) if number == signal.SIGINT else run.send_signal(number)
     output, _ = run.communicate(timeout=200)
     assert run.returncode == 128 + number, output
@@ -93,7 +94,7 @@ def test_a_signal_saves_the_step_in_hand_and_a_second_run_goes_on_from_it(
     step = checkpoints.step_of(checkpoints.steps(folder / "checkpoints")[-1])
     assert f"stopped; started again, training goes on from step {step}" in output
     assert step >= logged(folder / "history.jsonl")  # nothing that was shown is computed again
-    assert not psutil.Process().children(recursive=True)
+    assert not psutil.wait_procs(tree, timeout=20)[1], "processes of Ray are left"
     again = start(tmp_path / "run", tiny, toy_images)
     output, _ = again.communicate(timeout=400)
     assert again.returncode == 0, output
