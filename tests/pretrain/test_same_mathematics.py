@@ -8,8 +8,6 @@ size of what is left.
 
 import copy
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -17,8 +15,9 @@ from typing import Any
 import pytest
 import torch
 
+from . import ranks
+
 WORKER = Path(__file__).with_name("recorded_worker.py")
-ROOT = Path(__file__).parents[2]
 STEPS, IMAGES = 21, 32
 FACTOR = 10.0
 Jobs = dict[int, dict[str, dict[str, Any]]]
@@ -71,24 +70,14 @@ def found(
     values = copy.deepcopy(tiny_values)
     values["optimisation"] |= {"global_batch_size": IMAGES, "epochs": 14, "warmup_epochs": 2.0, "clip_norm": 0.5}
     values["augmentation"] |= {"grayscale": 0.3, "blur": 0.3}
-    folder, processes = tmp_path_factory.mktemp("same"), []
+    folder, commands = tmp_path_factory.mktemp("same"), dict[str, list[str]]()
     for workers, chosen in request.param.items():
         file = folder / f"{workers}.json"
         file.write_text(json.dumps(jobs(values, toy_images, chosen, workers)))
         for rank in range(workers):
-            command = [sys.executable, str(WORKER), str(rank), str(workers), str(folder / "meeting"), str(file)]
-            environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-            log = (folder / f"{workers}-{rank}.log").open("w+")
-            processes.append((subprocess.Popen(command, env=environment, stdout=log, stderr=log), log))
-    try:
-        for process, log in processes:
-            process.wait(timeout=300)
-            log.seek(0)
-            assert process.returncode == 0, log.read()
-    finally:
-        for process, log in processes:
-            process.kill()
-            log.close()
+            meeting = str(folder / "meeting")
+            commands[f"{workers}-{rank}"] = [sys.executable, str(WORKER), str(rank), str(workers), meeting, str(file)]
+    ranks.run(commands, folder)
     read = {}
     for workers, chosen in request.param.items():
         for name in chosen:

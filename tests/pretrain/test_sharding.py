@@ -3,8 +3,6 @@
 This file is each worker's program as well: `python test_sharding.py RANK WORLD MEETING`.
 """
 
-import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -139,21 +137,12 @@ def compare(kind: str, rank: int) -> None:
 
 @pytest.mark.faults
 def test_three_workers_with_shards_are_one_worker(tmp_path: Path) -> None:
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    processes = []
-    for rank in range(WORLD):
-        command = [sys.executable, __file__, str(rank), str(WORLD), str(tmp_path / "meeting")]
-        log = (tmp_path / f"{rank}.log").open("w+")
-        processes.append((subprocess.Popen(command, env=environment, stdout=log, stderr=log), log))
-    try:
-        for process, log in processes:
-            process.wait(timeout=300)
-            log.seek(0)
-            assert process.returncode == 0, log.read()
-    finally:
-        for process, log in processes:
-            process.kill()
-            log.close()
+    from . import ranks  # here, for as a program this file is in no package
+
+    meeting = str(tmp_path / "meeting")
+    ranks.run(
+        {str(rank): [sys.executable, __file__, str(rank), str(WORLD), meeting] for rank in range(WORLD)}, tmp_path
+    )
 
 
 def main() -> None:
