@@ -120,7 +120,7 @@ def _toy(root: Path) -> Toy:
     (root / "data/raw/toys/one").write_text("1\n")
     (root / "dvc.yaml").write_text(DVC_YAML)
     (root / ".gitignore").write_text(
-        "/logs/\n/work/\n/workspaces/\n/data/\n/metrics/*.json\n/report.md\n/mlflow.db*\n/mlartifacts/\n"
+        "/logs/\n/work/\n/workspaces/\n/.prefect/\n/data/\n/metrics/*.json\n/report.md\n/mlflow.db*\n/mlartifacts/\n"
     )
     toy = Toy(root)
     for word, text in SCRIPTS.items():
@@ -179,13 +179,17 @@ def prefect() -> Iterator[str]:
 
 
 @pytest.fixture
-def until() -> Callable[[Callable[[], object]], None]:
-    """Waits for a condition, at most two minutes."""
+def until(request: pytest.FixtureRequest) -> Callable[[Callable[[], object]], None]:
+    """Waits for a condition, at most four minutes; when it does not come, the logs of the toy are shown."""
+    toy: Toy | None = request.getfixturevalue("toy") if "toy" in request.fixturenames else None
 
     def wait(condition: Callable[[], object]) -> None:
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 240
         while not condition():
-            assert time.monotonic() < deadline, "it did not happen in time"
+            if time.monotonic() > deadline:
+                for log in sorted(toy.root.glob("logs/**/*.log")) if toy else []:
+                    print(f"--- {log.relative_to(toy.root)}", *log.read_text().splitlines()[-40:], sep="\n")
+                raise AssertionError("it did not happen in time")
             time.sleep(0.02)
 
     return wait
