@@ -5,6 +5,7 @@ A person sees a step at once; MLflow gets it with the next checkpoint, because a
 
 import json
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +18,8 @@ from components.pretrain.quality_rule import verdict
 
 T = TypeVar("T")
 POLL_S = 0.5
+FIRST_DRAWING_S, DRAWING_SHARE = 60.0, 1 / 200
+"""Curves are first drawn after so many seconds, and then take at most this share of the time, which training may want."""
 
 
 class Listener:
@@ -26,7 +29,7 @@ class Listener:
         """A row that is in a checkpoint, or final; `when` it was logged, ms since 1970."""
 
     def drawn(self, rows: Sequence[Row]) -> None:
-        """All rows so far, at each tenth of the steps."""
+        """All rows so far, at each tenth of the steps unless these go by too fast to be drawn."""
 
     def saved(self, step: int) -> None:
         """A checkpoint is there."""
@@ -67,7 +70,7 @@ class _Follower:
         self.complete = False
 
     def follow(self, stop: threading.Event) -> None:
-        buffer, due = "", self._steps / 10
+        buffer, due, not_before = "", self._steps / 10, time.monotonic() + FIRST_DRAWING_S
         self._path.touch()
         with self._path.open(encoding="utf-8") as file:
             while True:
@@ -78,9 +81,10 @@ class _Follower:
                 self._told(self._look, ended and self.complete)
                 if ended:
                     return
-                if self._rows and self._rows[-1]["step"] >= due:
+                if self._rows and self._rows[-1]["step"] >= due and (start := time.monotonic()) >= not_before:
                     self._told(self._listener.drawn, self._rows)
                     due = self._rows[-1]["step"] + max(self._steps, 1) / 10
+                    not_before = time.monotonic() + (time.monotonic() - start) / DRAWING_SHARE
 
     def _told(self, write: Callable[[T], None], what: T) -> None:
         """Does it; a disk that is full now costs this line of the record, not all that would follow."""
