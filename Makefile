@@ -86,8 +86,7 @@ test: install  ## the whole suite
 	python -m pytest -m "not faults and not browser" -n 2 --dist loadfile --durations=12
 
 test-faults: install  ## long tests that kill processes, start whole stacks or watch the network
-	python -m pytest -m faults --ignore=tests/pretrain --ignore=tests/probe --ignore=tests/cluster
-	python -m pytest -m faults -n 2 --dist loadfile tests/pretrain tests/probe tests/cluster  # mostly the start of Ray's processes
+	python -m pytest -m faults -n 2 --dist loadfile --durations=12
 
 test-browser: install  ## a person's way through Prefect's and MLflow's pages; needs chromium
 	python -m pytest -m browser

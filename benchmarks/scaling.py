@@ -4,7 +4,8 @@ Real runs of the stage on a synthetic dataset, threads pinned to one a worker, i
 logged ones. On one machine workers share memory and its bandwidth, so that two of them need two free cores to show what they gain.
 
 - `ray`: a step under `backend: ray`, under `backend: none` (the stage with MLflow) and in the bare loop (`components.pretrain.local`).
-- `workers`: images/s of two workers and of one, the global batch the same; 1 would be twice as many.
+- `workers`: images/s of two workers and of one, the global batch the same; 1 would be twice as many. Beside them two bare loops at once
+  with half the batch each, that know nothing of each other: what the machine itself lets two processes do.
 - `checkpoint`: for how long a step stands still for a checkpoint, and how long it takes to be written beside training.
 - `kill`: seconds from SIGKILL of the worker until a step is logged that was not before.
 """
@@ -46,7 +47,7 @@ OUTPUTS = {
     "encoder": "encoder.safetensors", "predictor": "predictor.safetensors", "state": "state.safetensors", "history": "history.csv",
     "spectrum": "spectrum.csv", "masks": "masks.png", "work": "work", "metrics": "metrics.json", "run": "run.json",
 }  # fmt: skip
-IMAGES, SIDE, BATCH = 512, 64, 32
+IMAGES, SIDE, BATCH = 512, 64, 128  # the batch of preset cifar10
 
 
 def dataset(folder: Path) -> Path:
@@ -68,17 +69,17 @@ def dataset(folder: Path) -> Path:
     return folder
 
 
-def values(steps: int, backend: str = "ray", workers: int = 1, checkpoint_every: int = 10**6) -> dict[str, Any]:
-    """A ViT 192 wide and 6 layers deep for so many steps, each of them logged in tens."""
+def values(steps: int, backend: str = "ray", workers: int = 1, batch: int = BATCH) -> dict[str, Any]:
+    """A ViT 192 wide and 6 layers deep for at least so many steps."""
     chosen = read_yaml(ROOT / "params/pretrain.yaml")
     chosen["dataset"] = "noise"
     chosen["encoder"] |= {"image_size": SIDE, "patch_size": 8, "width": 192, "layers": 6, "heads": 3}
     chosen["predictor"] |= {"width": 96, "layers": 3, "heads": 3}
     chosen["quality"] |= {"every_epochs": 0.0, "dataset": "noise"}
-    epochs = -(-steps * BATCH // IMAGES)
-    chosen["optimisation"] |= {"epochs": epochs, "warmup_epochs": 0.0, "global_batch_size": BATCH}
+    epochs = -(-steps * batch // IMAGES)
+    chosen["optimisation"] |= {"epochs": epochs, "warmup_epochs": 0.0, "global_batch_size": batch}
     chosen["scale"] |= {"backend": backend, "workers": workers, "device": "cpu", "cpus_per_worker": 1, "loaders": 0}
-    return chosen | {"log_every": 5, "checkpoint_every": checkpoint_every}
+    return chosen | {"log_every": 5, "checkpoint_every": 10**6}
 
 
 def begin(folder: Path, data: Path, chosen: dict[str, Any], bare: bool = False) -> subprocess.Popen[bytes]:
@@ -103,11 +104,13 @@ def rows(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in found[0].read_text().splitlines()] if found else []
 
 
-def step_seconds(folder: Path, data: Path, chosen: dict[str, Any], bare: bool = False) -> float:
-    """Median of the logged step times of a whole run, without its first two."""
-    process = begin(folder, data, chosen, bare)
-    assert process.wait() == 0, (folder / "log").read_text()
-    return statistics.median(row["seconds_per_step"] for row in rows(folder)[2:])
+def step_seconds(folder: Path, data: Path, chosen: dict[str, Any], bare: bool = False, at_once: int = 1) -> float:
+    """Median of the logged step times of a whole run, without its first two; of so many runs at once, that share the machine."""
+    folders = [folder.with_name(f"{folder.name}.{number}") for number in range(at_once)]
+    processes = [begin(each, data, chosen, bare) for each in folders]
+    for each, process in zip(folders, processes, strict=True):
+        assert process.wait() == 0, (each / "log").read_text()
+    return statistics.median(row["seconds_per_step"] for each in folders for row in rows(each)[2:])
 
 
 def interleaved(ways: dict[str, Callable[[Path], float]], home: Path, repeats: int) -> dict[str, list[float]]:
@@ -142,15 +145,19 @@ def ray_overhead(home: Path, data: Path, repeats: int, steps: int) -> None:
 
 def two_workers(home: Path, data: Path, repeats: int, steps: int) -> None:
     """One worker with the whole batch, two with half each, one thread a worker."""
-    ways = {
-        f"{count} workers": lambda place, count=count: step_seconds(place, data, values(steps, "ray", count))
-        for count in (1, 2)
+    apart = values(steps, "none", batch=BATCH // 2)
+    apart["optimisation"]["epochs"] = values(steps)["optimisation"]["epochs"] // 2  # as many steps with half the images
+    ways: dict[str, Callable[[Path], float]] = {
+        "one worker": lambda place: step_seconds(place, data, values(steps, "ray", 1)),
+        "two workers": lambda place: step_seconds(place, data, values(steps, "ray", 2)),
+        "two processes apart": lambda place: step_seconds(place, data, apart, bare=True, at_once=2),
     }
     times = interleaved(ways, home, repeats)
-    print("\n| workers | a step | of one worker's |\n|---|---|---|")
-    said(times, "1 workers")
-    gains = [one / (2 * two) for one, two in zip(times["1 workers"], times["2 workers"], strict=True)]
-    print(f"two workers: {statistics.median(gains):.2f} of twice the images/s ({min(gains):.2f} to {max(gains):.2f})")
+    print("\n| | a step | of one worker's |\n|---|---|---|")
+    said(times, "one worker")
+    for name in ("two workers", "two processes apart"):
+        gains = [one / (2 * two) for one, two in zip(times["one worker"], times[name], strict=True)]
+        print(f"{name}: {statistics.median(gains):.2f} of twice the images/s ({min(gains):.2f} to {max(gains):.2f})")
 
 
 def checkpoint(home: Path, data: Path, repeats: int) -> None:
@@ -183,7 +190,8 @@ def kill(home: Path, data: Path, repeats: int) -> None:
     found = list[float]()
     for turn in range(repeats):
         folder = home / f"kill-{turn}"
-        process = begin(folder, data, values(10_000, "ray", checkpoint_every=5))
+        chosen = values(10_000, batch=BATCH // 4) | {"log_every": 1, "checkpoint_every": 5}
+        process = begin(folder, data, chosen)
         until(lambda folder=folder: len(rows(folder)) >= 5)
         (worker,) = (
             child
@@ -214,7 +222,7 @@ def main() -> None:
     every = ("ray", "workers", "checkpoint", "kill")
     parser.add_argument("--only", nargs="+", choices=every, default=every)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=80)
+    parser.add_argument("--steps", type=int, default=30)
     chosen = parser.parse_args()
     with tempfile.TemporaryDirectory() as home_name:
         home = Path(home_name)

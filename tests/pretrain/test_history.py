@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from components.pretrain import following as module
 from components.pretrain.following import Listener, following
 from components.pretrain.history import Row, append, continued, write_csv
 
@@ -52,8 +53,10 @@ class Heard(Listener):
 
 
 def test_it_draws_each_tenth_of_the_way_and_leaves_the_end_to_its_caller(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(module, "FIRST_DRAWING_S", 0.0)
+    monkeypatch.setattr(module, "DRAWING_SHARE", 1e9)
     path, heard = tmp_path / "history.jsonl", Heard()
     drawn = heard.drawings
     continued(path, [row(1), row(2)])
@@ -72,6 +75,35 @@ def test_it_draws_each_tenth_of_the_way_and_leaves_the_end_to_its_caller(
     assert drawn[:2] == [[1, 2, 5, 10], [1, 2, 5, 10, 15, 19, 20, 30]]
     shown = [int(line.split("/")[0].removeprefix("step ")) for line in seen.splitlines()]
     assert shown == [5, 10, 15, 19, 20, 30, 100]  # the first two were shown by the run that came so far
+
+
+class Slow(Listener):
+    """Draws for as long as a large figure takes; when it began and ended."""
+
+    def __init__(self) -> None:
+        self.times = list[tuple[float, float]]()
+
+    def drawn(self, rows: Sequence[Row]) -> None:
+        start = time.monotonic()
+        while time.monotonic() < start + 0.05:
+            pass
+        self.times.append((start, time.monotonic()))
+
+
+def test_drawings_take_a_small_share_of_the_time_however_fast_the_steps_go_by(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in (("FIRST_DRAWING_S", 0.2), ("DRAWING_SHARE", 0.2), ("POLL_S", 0.005)):
+        monkeypatch.setattr(module, name, value)
+    path, slow, begun, step = tmp_path / "history.jsonl", Slow(), time.monotonic(), 0
+    with following(path, 10, slow):
+        while len(slow.times) < 5:
+            assert time.monotonic() < begun + 60
+            logs(path, [step := step + 1])
+            time.sleep(0.005)  # the pace of the steps
+    assert slow.times[0][0] >= begun + 0.2
+    spent = sum(end - start for start, end in slow.times[:-1])
+    assert spent <= 0.2 * (slow.times[-1][0] - begun)
 
 
 def test_a_restart_begins_with_the_rows_of_its_checkpoint(tmp_path: Path) -> None:
