@@ -1,4 +1,4 @@
-"""What workers, Ray and checkpoints cost: `python benchmarks/scaling.py [--only ray workers checkpoint kill] [--repeats 3]`.
+"""What workers, Ray and checkpoints cost: `python benchmarks/scaling.py [--only ray workers checkpoint kill] [--repeats 3] [--batch 128]`.
 
 Real runs of the stage on a synthetic dataset, threads pinned to one a worker, interleaved; the step time of a run is the median of its
 logged ones. On one machine workers share memory and its bandwidth, so that two of them need two free cores to show what they gain.
@@ -47,7 +47,7 @@ OUTPUTS = {
     "encoder": "encoder.safetensors", "predictor": "predictor.safetensors", "state": "state.safetensors", "history": "history.csv",
     "spectrum": "spectrum.csv", "masks": "masks.png", "work": "work", "metrics": "metrics.json", "run": "run.json",
 }  # fmt: skip
-IMAGES, SIDE, BATCH = 512, 64, 128  # the batch of preset cifar10
+IMAGES, SIDE = 512, 64
 
 
 def dataset(folder: Path) -> Path:
@@ -69,7 +69,7 @@ def dataset(folder: Path) -> Path:
     return folder
 
 
-def values(steps: int, backend: str = "ray", workers: int = 1, batch: int = BATCH) -> dict[str, Any]:
+def values(steps: int, batch: int, backend: str = "ray", workers: int = 1) -> dict[str, Any]:
     """A ViT 192 wide and 6 layers deep for at least so many steps."""
     chosen = read_yaml(ROOT / "params/pretrain.yaml")
     chosen["dataset"] = "noise"
@@ -132,24 +132,26 @@ def said(times: dict[str, list[float]], base: str) -> None:
         )
 
 
-def ray_overhead(home: Path, data: Path, repeats: int, steps: int) -> None:
+def ray_overhead(home: Path, data: Path, repeats: int, steps: int, batch: int) -> None:
     """A step under Ray, in the stage without it, and in the loop alone."""
-    ways = {
-        "bare loop": lambda place: step_seconds(place, data, values(steps, "none"), bare=True),
-        "stage, backend none": lambda place: step_seconds(place, data, values(steps, "none")),
-        "stage, backend ray": lambda place: step_seconds(place, data, values(steps, "ray")),
+    alone, ray = values(steps, batch, "none"), values(steps, batch, "ray")
+    ways: dict[str, Callable[[Path], float]] = {
+        "bare loop": lambda place: step_seconds(place, data, alone, bare=True),
+        "stage, backend none": lambda place: step_seconds(place, data, alone),
+        "stage, backend ray": lambda place: step_seconds(place, data, ray),
     }
     print("\n| a step in | median | of the bare loop |\n|---|---|---|")
     said(interleaved(ways, home, repeats), "bare loop")
 
 
-def two_workers(home: Path, data: Path, repeats: int, steps: int) -> None:
+def two_workers(home: Path, data: Path, repeats: int, steps: int, batch: int) -> None:
     """One worker with the whole batch, two with half each, one thread a worker."""
-    apart = values(steps, "none", batch=BATCH // 2)
-    apart["optimisation"]["epochs"] = values(steps)["optimisation"]["epochs"] // 2  # as many steps with half the images
+    whole, shared = values(steps, batch), values(steps, batch, workers=2)
+    apart = values(steps, batch // 2, "none")
+    apart["optimisation"]["epochs"] = -(-whole["optimisation"]["epochs"] // 2)  # as many steps with half the images
     ways: dict[str, Callable[[Path], float]] = {
-        "one worker": lambda place: step_seconds(place, data, values(steps, "ray", 1)),
-        "two workers": lambda place: step_seconds(place, data, values(steps, "ray", 2)),
+        "one worker": lambda place: step_seconds(place, data, whole),
+        "two workers": lambda place: step_seconds(place, data, shared),
         "two processes apart": lambda place: step_seconds(place, data, apart, bare=True, at_once=2),
     }
     times = interleaved(ways, home, repeats)
@@ -160,10 +162,10 @@ def two_workers(home: Path, data: Path, repeats: int, steps: int) -> None:
         print(f"{name}: {statistics.median(gains):.2f} of twice the images/s ({min(gains):.2f} to {max(gains):.2f})")
 
 
-def checkpoint(home: Path, data: Path, repeats: int) -> None:
+def checkpoint(home: Path, data: Path, repeats: int, batch: int) -> None:
     """In this process: what `save` takes of a step's time, and how long the state is on its way to the disk."""
     torch.set_num_threads(1)
-    params = PretrainParams.model_validate(values(10))
+    params = PretrainParams.model_validate(values(10, batch))
     one = Trainer(params, Batches(params, Store(data, "train"), 0, 1), Alone(torch.device("cpu")), INIT)
     one.train(lambda row, own: None, lambda: None)
     saving = Checkpoints(home / "saved", 2, 0)
@@ -190,7 +192,7 @@ def kill(home: Path, data: Path, repeats: int) -> None:
     found = list[float]()
     for turn in range(repeats):
         folder = home / f"kill-{turn}"
-        chosen = values(10_000, batch=BATCH // 4) | {"log_every": 1, "checkpoint_every": 5}
+        chosen = values(10_000, 32) | {"log_every": 1, "checkpoint_every": 5}
         process = begin(folder, data, chosen)
         until(lambda folder=folder: len(rows(folder)) >= 5)
         (worker,) = (
@@ -223,17 +225,20 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=every, default=every)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--steps", type=int, default=30)
+    parser.add_argument("--batch", type=int, default=128, help="images a step; 128 are preset cifar10's")
     chosen = parser.parse_args()
     with tempfile.TemporaryDirectory() as home_name:
         home = Path(home_name)
         data = dataset(home / "noise")
-        print(f"torch {torch.__version__}, {os.cpu_count()} cores; ViT 192 wide, 6 layers, {SIDE} px, batch {BATCH}")
+        print(
+            f"torch {torch.__version__}, {os.cpu_count()} cores; ViT 192 wide, 6 layers, {SIDE} px, batch {chosen.batch}"
+        )
         if "ray" in chosen.only:
-            ray_overhead(home, data, chosen.repeats, chosen.steps)
+            ray_overhead(home, data, chosen.repeats, chosen.steps, chosen.batch)
         if "workers" in chosen.only:
-            two_workers(home, data, chosen.repeats, chosen.steps)
+            two_workers(home, data, chosen.repeats, chosen.steps, chosen.batch)
         if "checkpoint" in chosen.only:
-            checkpoint(home, data, chosen.repeats)
+            checkpoint(home, data, chosen.repeats, chosen.batch)
         if "kill" in chosen.only:
             kill(home, data, chosen.repeats)
 
