@@ -4,13 +4,14 @@ Real runs of the stage on a synthetic dataset, threads pinned to one a worker, i
 logged ones. On one machine workers share memory and its bandwidth, so that two of them need two free cores to show what they gain.
 
 - `ray`: a step under `backend: ray`, under `backend: none` (the stage with MLflow) and in the bare loop (`components.pretrain.local`).
-- `workers`: images/s of two workers and of one, the global batch the same; 1 would be twice as many. Beside them two bare loops at once
-  with half the batch each, that know nothing of each other: what the machine itself lets two processes do.
+- `workers`: images/s of two workers and of one, each pinned to a core, the global batch the same; 1 would be twice as many. Beside them two
+  bare loops at once with half the batch each, that know nothing of each other: what the machine itself lets two processes do.
 - `checkpoint`: for how long a step stands still for a checkpoint, and how long it takes to be written beside training.
 - `kill`: seconds from SIGKILL of the worker until a step is logged that was not before.
 """
 
 import argparse
+import contextlib
 import json
 import os
 import signal
@@ -104,13 +105,37 @@ def rows(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in found[0].read_text().splitlines()] if found else []
 
 
-def step_seconds(folder: Path, data: Path, chosen: dict[str, Any], bare: bool = False, at_once: int = 1) -> float:
-    """Median of the logged step times of a whole run, without its first two; of so many runs at once, that share the machine."""
+def step_seconds(
+    folder: Path, data: Path, chosen: dict[str, Any], bare: bool = False, at_once: int = 1, pinned: bool = False
+) -> float:
+    """Median of the logged step times of a whole run, without its first two; of so many runs at once, that share the machine.
+
+    `pinned`: each worker has a core of its own for all of its threads.
+    """
     folders = [folder.with_name(f"{folder.name}.{number}") for number in range(at_once)]
     processes = [begin(each, data, chosen, bare) for each in folders]
+    while pinned and any(process.poll() is None for process in processes):
+        pin([process.pid for process in processes] if bare else workers_of(processes[0]))
+        time.sleep(0.5)
     for each, process in zip(folders, processes, strict=True):
         assert process.wait() == 0, (each / "log").read_text()
     return statistics.median(row["seconds_per_step"] for each in folders for row in rows(each)[2:])
+
+
+def workers_of(process: subprocess.Popen[bytes]) -> list[int]:
+    """The process ids of the workers that Ray has started for a stage."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        children = psutil.Process(process.pid).children(recursive=True)
+        return sorted(child.pid for child in children if "RayTrainWorker" in " ".join(child.cmdline()))
+    return []
+
+
+def pin(pids: list[int]) -> None:
+    """All threads of the first process to the first core, and so on; one that ends meanwhile needs none."""
+    for core, pid in zip(sorted(os.sched_getaffinity(0)), pids, strict=False):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            for thread in Path(f"/proc/{pid}/task").iterdir():
+                os.sched_setaffinity(int(thread.name), {core})
 
 
 def interleaved(ways: dict[str, Callable[[Path], float]], home: Path, repeats: int) -> dict[str, list[float]]:
@@ -145,14 +170,14 @@ def ray_overhead(home: Path, data: Path, repeats: int, steps: int, batch: int) -
 
 
 def two_workers(home: Path, data: Path, repeats: int, steps: int, batch: int) -> None:
-    """One worker with the whole batch, two with half each, one thread a worker."""
+    """One worker with the whole batch, two with half each, each with a core."""
     whole, shared = values(steps, batch), values(steps, batch, workers=2)
     apart = values(steps, batch // 2, "none")
     apart["optimisation"]["epochs"] = -(-whole["optimisation"]["epochs"] // 2)  # as many steps with half the images
     ways: dict[str, Callable[[Path], float]] = {
-        "one worker": lambda place: step_seconds(place, data, whole),
-        "two workers": lambda place: step_seconds(place, data, shared),
-        "two processes apart": lambda place: step_seconds(place, data, apart, bare=True, at_once=2),
+        "one worker": lambda place: step_seconds(place, data, whole, pinned=True),
+        "two workers": lambda place: step_seconds(place, data, shared, pinned=True),
+        "two processes apart": lambda place: step_seconds(place, data, apart, bare=True, at_once=2, pinned=True),
     }
     times = interleaved(ways, home, repeats)
     print("\n| | a step | of one worker's |\n|---|---|---|")
@@ -195,12 +220,8 @@ def kill(home: Path, data: Path, repeats: int) -> None:
         chosen = values(10_000, 32) | {"log_every": 1, "checkpoint_every": 5}
         process = begin(folder, data, chosen)
         until(lambda folder=folder: len(rows(folder)) >= 5)
-        (worker,) = (
-            child
-            for child in psutil.Process(process.pid).children(recursive=True)
-            if "RayTrainWorker" in " ".join(child.cmdline())
-        )
-        worker.send_signal(signal.SIGKILL)
+        (worker,) = workers_of(process)
+        os.kill(worker, signal.SIGKILL)
         killed, before = time.monotonic(), max(row["step"] for row in rows(folder))
         until(lambda folder=folder, before=before: max(row["step"] for row in rows(folder)) > before)
         found.append(time.monotonic() - killed)
