@@ -11,6 +11,7 @@ from flows.records import FOLDER
 LARGEST_MIB = 100
 """A new file above this is data, and belongs to DVC or into .gitignore."""
 DIFFERING = "--others", "--modified"
+"""The files of `git ls-files` that a run takes along."""
 PAUSES_S = 0.1, 0.2, 0.4, 0.8, 1.6
 """Between two tries to read files that somebody writes in that moment."""
 REST = ("--", ".", f":(exclude,glob)**/{FOLDER}/**")  # the runs' own trees, also where .gitignore does not name them

@@ -188,7 +188,11 @@ def until(request: pytest.FixtureRequest) -> Callable[[Callable[[], object]], No
         while not condition():
             if time.monotonic() > deadline:
                 for log in sorted(toy.root.glob("logs/**/*.log")) if toy else []:
-                    print(f"--- {log.relative_to(toy.root)}", *log.read_text().splitlines()[-40:], sep="\n")
+                    print(
+                        f"--- {log.relative_to(toy.root)}",
+                        *log.read_text(errors="replace").splitlines()[-40:],
+                        sep="\n",
+                    )
                 raise AssertionError("it did not happen in time")
             time.sleep(0.02)
 
