@@ -2,10 +2,10 @@
 
 import shutil
 import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from flows import run_cache
 from flows.git import GitError, git, head, why_not
 from flows.stage import stage_environment
 
@@ -21,10 +21,10 @@ def save(root: Path, checkout: Path, name: str, stages: Sequence[str]) -> tuple[
     if not shutil.which("git") or not head(root):
         return "", why_not(root)
     # Only finished stages are named: DVC refuses to save when an output is missing.
-    command = [sys.executable, "-m", "dvc", "--wait-for-lock", "exp", "save", "--force", "--name", name]
-    command += [
+    untracked = [
         option for path in (_new(root) if root != checkout else ()) for option in ("--include-untracked", path)
-    ] + ["--", *stages]
+    ]
+    command = run_cache.command("exp", "save", "--force", "--name", name, *untracked, "--", *stages)
     saved = subprocess.run(command, cwd=root, env=stage_environment({}), capture_output=True, text=True, check=False)
     if saved.returncode:
         return "", saved.stderr.strip() or f"dvc exp save ended with status {saved.returncode}"

@@ -17,7 +17,8 @@ from dvc.repo.experiments.refs import ExpRefInfo
 from dvc.repo.experiments.utils import exp_commits, exp_refs, remove_exp_refs
 from dvc_data.hashfile.gc import gc
 
-from components.stage import read_yaml, remove
+from components.stage import remove
+from flows import run_cache
 
 
 @dataclass
@@ -28,7 +29,7 @@ class Unneeded:
     """DVC's hashes of the objects that stay."""
     objects: list[Path] = field(default_factory=list)
     entries: list[Path] = field(default_factory=list)
-    """Of the run cache: outputs that are there no more, which DVC would look for in vain."""
+    """Of the run cache: outputs that are there no more, which DVC would look for in vain, and what is no whole entry."""
 
 
 def unneeded(checkout: Path, trees: Sequence[Path], experiments: Collection[str]) -> Unneeded:
@@ -60,7 +61,7 @@ def unneeded(checkout: Path, trees: Sequence[Path], experiments: Collection[str]
             found.objects += sorted(
                 Path(repos[0].cache.local_cache_dir).rglob(".*.tmp")
             )  # what a full disk or a kill left
-            found.entries = [path for path in _entries(repos[0]) if not _outputs(path) <= kept]
+            found.entries = [path for path in _entries(repos[0]) if not _restorable(path, kept)]
     except DvcException as error:
         cause = f"{error}: {error.__cause__}" if error.__cause__ else str(error)
         raise ValueError(f"DVC cannot tell which data is needed, and none was removed: {cause}") from error
@@ -133,5 +134,6 @@ def _entries(repo: Repo) -> list[Path]:
     return sorted(path for path in Path(repo.stage_cache.cache_dir).glob("*/*/*") if path.is_file())
 
 
-def _outputs(entry: Path) -> set[str]:
-    return {out["md5"] for out in read_yaml(entry).get("outs", []) if "md5" in out}
+def _restorable(path: Path, kept: Collection[str]) -> bool:
+    entry = run_cache.read(path)
+    return entry is not None and all(out["md5"] in kept for out in entry.get("outs", []) if "md5" in out)

@@ -10,6 +10,8 @@ from pathlib import Path
 from dvc.repo import Repo
 from dvc.stage.cache import RunCacheNotFoundError
 
+from flows import run_cache
+
 KEPT, MISSING = 0, 3
 
 
@@ -27,6 +29,7 @@ def kept(root: Path, stage: str) -> bool:
 
 def main(name: str) -> int:
     """Changes nothing, in the tree or in the cache."""
+    run_cache.share()
     with Repo(_wait_for_lock=True) as repo, repo.lock:  # as `dvc --wait-for-lock` opens it
         stage = repo.stage.load_one(name=name)
         if not stage.changed():

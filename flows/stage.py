@@ -15,7 +15,7 @@ from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas import State
 from prefect.states import Completed, Failed
 
-from flows import artifacts, command, slots
+from flows import artifacts, command, run_cache, slots
 from flows.kept import kept
 
 terminal = logging.getLogger("flows")
@@ -71,16 +71,7 @@ def run_stage(stage: str, timeout_s: float, gpus: int, run: Run) -> State[dict[s
     """
     log = run.logs / f"{stage}.log"
     lines = _Lines(stage)
-    repro = [
-        sys.executable,
-        "-m",
-        "dvc",
-        "--wait-for-lock",
-        "repro",
-        "--single-item",
-        *["-f"] * (stage in run.forced),
-        stage,
-    ]
+    repro = run_cache.command("repro", "--single-item", *["-f"] * (stage in run.forced), stage)
     environment = stage_environment(run.environment)
     try:
         with slots.held(gpus, run.lifeline, lambda: stage not in run.forced and kept(run.root, stage)):

@@ -1,7 +1,6 @@
 """The files of one commit in a folder of their own, where DVC has the checkout's cache and remotes."""
 
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,6 +10,7 @@ from typing import Any
 
 from dvc.config import Config
 
+from flows import run_cache
 from flows.command import Lifeline, run
 from flows.promotions import branch
 from flows.stage import stage_environment
@@ -60,7 +60,7 @@ class Snapshot:
 
         Raises ValueError for results that are neither in the cache nor there, and RuntimeError when DVC fails.
         """
-        command, quiet = self._command("push", "--run-cache"), list[str]().append
+        command, quiet = run_cache.command("push", "--run-cache"), list[str]().append
         with Lifeline() as lifeline:
             ended = run(command, lifeline, self.tree, self._environment(), log, quiet)
         told = "\n".join(ended.tail)
@@ -75,11 +75,8 @@ class Snapshot:
             )
 
     def _dvc(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        command, environment = self._command(*arguments), self._environment()
+        command, environment = run_cache.command(*arguments), self._environment()
         return subprocess.run(command, cwd=self.tree, env=environment, capture_output=True, text=True, check=False)
-
-    def _command(self, *arguments: str) -> list[str]:
-        return [sys.executable, "-m", "dvc", "--wait-for-lock", *arguments]
 
     def _environment(self) -> dict[str, str]:
         return stage_environment(

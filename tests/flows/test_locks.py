@@ -34,7 +34,7 @@ input()
 MEMBER = """
 import subprocess, sys
 from pathlib import Path
-from flows import experiment
+from flows import experiment, run_cache
 from flows.workspace import open_workspace
 
 checkout, name, radius = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
@@ -42,7 +42,7 @@ space = open_workspace(checkout, name, f"ablation:eight/{name}", "carry", False)
 values = space.root / "params/davis.yaml"
 lines = [f"radius: {radius}" if line.startswith("radius:") else line for line in values.read_text().splitlines()]
 values.write_text("\\n".join(lines) + "\\n")
-subprocess.run([sys.executable, "-m", "dvc", "--wait-for-lock", "repro"], cwd=space.root, check=True)
+subprocess.run(run_cache.command("repro"), cwd=space.root, check=True)
 ref, why_not = experiment.save(space.root, checkout, name, sys.argv[4:])
 assert ref, why_not
 space.know(experiment=ref)
