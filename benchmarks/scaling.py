@@ -105,10 +105,15 @@ def rows(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in found[0].read_text().splitlines()] if found else []
 
 
-def step_seconds(
+def step_seconds(folder: Path, data: Path, chosen: dict[str, Any], bare: bool = False) -> float:
+    """Median of the logged step times of a whole run, without its first two."""
+    return statistics.median(steps_of(folder, data, chosen, bare))
+
+
+def steps_of(
     folder: Path, data: Path, chosen: dict[str, Any], bare: bool = False, at_once: int = 1, pinned: bool = False
-) -> float:
-    """Median of the logged step times of a whole run, without its first two; of so many runs at once, that share the machine.
+) -> list[float]:
+    """The logged step times of a whole run, without its first two; of so many runs at once, that share the machine.
 
     `pinned`: each worker has a core of its own for all of its threads.
     """
@@ -116,10 +121,10 @@ def step_seconds(
     processes = [begin(each, data, chosen, bare) for each in folders]
     while pinned and any(process.poll() is None for process in processes):
         pin([process.pid for process in processes] if bare else workers_of(processes[0]))
-        time.sleep(0.5)
+        time.sleep(5)  # a look takes hundredths of a second, from the workers' cores; new threads inherit theirs
     for each, process in zip(folders, processes, strict=True):
         assert process.wait() == 0, (each / "log").read_text()
-    return statistics.median(row["seconds_per_step"] for each in folders for row in rows(each)[2:])
+    return [row["seconds_per_step"] for each in folders for row in rows(each)[2:]]
 
 
 def workers_of(process: subprocess.Popen[bytes]) -> list[int]:
@@ -174,17 +179,35 @@ def two_workers(home: Path, data: Path, repeats: int, steps: int, batch: int) ->
     whole, shared = values(steps, batch), values(steps, batch, workers=2)
     apart = values(steps, batch // 2, "none")
     apart["optimisation"]["epochs"] = -(-whole["optimisation"]["epochs"] // 2)  # as many steps with half the images
-    ways: dict[str, Callable[[Path], float]] = {
-        "one worker": lambda place: step_seconds(place, data, whole, pinned=True),
-        "two workers": lambda place: step_seconds(place, data, shared, pinned=True),
-        "two processes apart": lambda place: step_seconds(place, data, apart, bare=True, at_once=2, pinned=True),
+    found: dict[str, list[float]] = {"one worker": [], "two workers": [], "two processes apart": []}
+
+    def way(name: str, chosen: dict[str, Any], bare: bool = False, at_once: int = 1) -> Callable[[Path], float]:
+        def run(place: Path) -> float:
+            steps = steps_of(place, data, chosen, bare, at_once, pinned=True)
+            found[name] += steps
+            return statistics.median(steps)
+
+        return run
+
+    ways = {
+        "one worker": way("one worker", whole),
+        "two workers": way("two workers", shared),
+        "two processes apart": way("two processes apart", apart, bare=True, at_once=2),
     }
+    before = psutil.cpu_times()
     times = interleaved(ways, home, repeats)
+    taken = [after - earlier for earlier, after in zip(before, psutil.cpu_times(), strict=True)]
+    steal = 100 * taken[before._fields.index("steal")] / sum(taken[:8])
+    print(f"\nother machines on this host took {steal:.1f}% of the processor's time meanwhile")
     print("\n| | a step | of one worker's |\n|---|---|---|")
     said(times, "one worker")
     for name in ("two workers", "two processes apart"):
         gains = [one / (2 * two) for one, two in zip(times["one worker"], times[name], strict=True)]
-        print(f"{name}: {statistics.median(gains):.2f} of twice the images/s ({min(gains):.2f} to {max(gains):.2f})")
+        best = min(found["one worker"]) / (2 * min(found[name]))
+        print(
+            f"{name}: {statistics.median(gains):.2f} of twice the images/s ({min(gains):.2f} to {max(gains):.2f}); by the fastest "
+            f"steps of each {best:.2f}"
+        )
 
 
 def checkpoint(home: Path, data: Path, repeats: int, batch: int) -> None:

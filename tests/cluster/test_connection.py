@@ -81,7 +81,32 @@ with connected(Asked(1, 1, 0, "scale", "lower it", "lower it")):
             if one.status == psutil.CONN_LISTEN:
                 print(one.laddr.ip)
 """
-    environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+    assert {address.removeprefix("::ffff:") for address in alone(code).split()} == {"127.0.0.1"}
+
+
+def test_a_cluster_of_this_machine_alone_gathers_nothing_that_nobody_reads() -> None:
+    code = """
+import os
+import psutil
+import ray
+from components.cluster import Asked, connected
+
+before = dict(os.environ)
+with connected(Asked(1, 1, 0, "scale", "lower it", "lower it")):
+    within = ray.get(ray.remote(lambda: dict(os.environ)).remote())
+    print(within["RAY_enable_metrics_collection"], within["RAY_TRAIN_ENABLE_PREEMPTION_WATCHER"])
+    names = [" ".join(process.cmdline()) for process in psutil.Process().children(recursive=True)]
+    print(any("raylet" in name for name in names), any("log_monitor" in name for name in names))
+print({name for name in os.environ.keys() - before.keys() if "TRAIN" in name or "metrics" in name or name.startswith("RES_")})
+print(os.environ["RAY_TRAIN_ENABLE_PREEMPTION_WATCHER"])
+"""
+    told = alone(code, RAY_TRAIN_ENABLE_PREEMPTION_WATCHER="1")  # a person's own choice stays
+    assert told.splitlines() == ["0 1", "True False", "set()", "1"]
+
+
+def alone(code: str, **switches: str) -> str:
+    """What it prints where no cluster is at RAY_ADDRESS."""
+    environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"} | switches
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-    assert {address.removeprefix("::ffff:") for address in done.stdout.split()} == {"127.0.0.1"}
+    return done.stdout
