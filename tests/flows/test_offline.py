@@ -75,7 +75,7 @@ def witnessed(tmp_path: Path) -> Witnessed:
     home, report = tmp_path / "home", tmp_path / "witness.json"
     home.mkdir()
 
-    def run(*words: str | Path, folder: Path = tmp_path, limit_s: int = 300) -> dict[str, Any]:
+    def run(*words: str | Path, folder: Path = tmp_path, limit_s: int = 540) -> dict[str, Any]:
         command = [
             *unshare(),
             sys.executable,
@@ -137,6 +137,7 @@ def test_what_a_machine_tells_itself_has_not_left(witnessed: Witnessed) -> None:
 
 
 @pytest.mark.faults
+@pytest.mark.timeout(900)  # a demo and two stages of it again, beside other tests
 def test_nothing_leaves_during_a_whole_run_and_dvc_alone(witnessed: Witnessed, checkout: Path) -> None:
     run = witnessed("-m", "flows.demo", "--root", checkout, folder=PROJECT)
     stayed(run)

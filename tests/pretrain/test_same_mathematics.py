@@ -20,6 +20,8 @@ from . import ranks
 WORKER = Path(__file__).with_name("recorded_worker.py")
 STEPS, IMAGES = 21, 32
 FACTOR = 10.0
+ROUNDING = torch.finfo(torch.float32).eps
+"""Nothing need be nearer: a tensor of few numbers can come out of both orders with the same bits."""
 Jobs = dict[int, dict[str, dict[str, Any]]]
 """By the number of workers and a name: what is not as usual."""
 ALONE: dict[str, dict[str, Any]] = {"one": {}, "backwards": {"backwards": True}}
@@ -122,7 +124,8 @@ def test_losses_and_weights_are_equal_to_rounding(found: dict[str, Found]) -> No
         for key, tensor in one["tensors"].items():
             theirs = other["tensors"][key]
             assert theirs.shape == tensor.shape and theirs.dtype == tensor.dtype
-            assert distance(theirs, tensor) <= FACTOR * distance(allowed["tensors"][key], tensor), (name, key)
+            near = max(FACTOR * distance(allowed["tensors"][key], tensor), ROUNDING)
+            assert distance(theirs, tensor) <= near, (name, key)
 
 
 def test_the_allowance_is_tight(found: dict[str, Found]) -> None:
