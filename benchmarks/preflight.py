@@ -136,6 +136,7 @@ def share(rank: int, options: argparse.Namespace, meeting: str) -> None:
         )
     step = steps_of(one)
     step()
+    step()  # in the second one DDP makes its buffers anew, in the order of the gradients
     compare_memory(one, step)
     distributed.destroy_process_group()
 

@@ -18,8 +18,8 @@ next one twice, as they come and in place, and the gradients of the layer twice,
 
 
 class Memory(NamedTuple):
-    """Bytes on each device. `exchange` is DDP's copy of the gradients, or the layers that FSDP has whole; `activations` is what the
-    forward pass saves for the backward one, `working` what comes and goes."""
+    """Bytes on each device. `exchange` is the layers that FSDP has whole, or with several passes a step DDP's buffers, in which the
+    gradients of the last one lie; `activations` is what the forward pass saves for the backward one, `working` what comes and goes."""
 
     parameters: float
     gradients: float
@@ -59,7 +59,7 @@ def memory(params: PretrainParams, size: Parameters, tokens: Lengths, images: in
     return Memory(
         parameters=FP32 * size.trained / parts,
         gradients=FP32 * size.trained / parts,
-        exchange=_exchange(params, size),
+        exchange=exchange(params, size, images * scale.workers < params.optimisation.global_batch_size),
         optimiser=2 * FP32 * size.trained / parts + FP32 * size.tensors,  # both moments, and each tensor's step
         target=FP32 * size.target / parts,
         # autocast keeps bf16 weights until the forward pass ends, and the backward pass needs them: whole ones, sharded or not
@@ -69,11 +69,12 @@ def memory(params: PretrainParams, size: Parameters, tokens: Lengths, images: in
     )
 
 
-def _exchange(params: PretrainParams, size: Parameters) -> float:
+def exchange(params: PretrainParams, size: Parameters, several: bool) -> float:
+    """Bytes on each device besides its share, `several` passes a step or one."""
     if params.scale.workers == 1:
         return 0.0
     if params.scale.sharding == "ddp":
-        return FP32 * size.trained
+        return FP32 * size.trained * several
     encoder, predictor = params.encoder, params.predictor
     layer = max(layers(encoder.width, 1), layers(predictor.width, 1))
     # The rest of the predictor is whole from the forward pass on, with its gradients.

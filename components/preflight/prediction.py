@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from components.preflight.devices import Device
 from components.preflight.flops import Flops, flops
 from components.preflight.lengths import Lengths, at_once, lengths
-from components.preflight.memory import CONTEXT, FRAGMENTS, Memory, memory
+from components.preflight.memory import CONTEXT, FRAGMENTS, Memory, exchange, memory
 from components.preflight.parameters import Parameters, parameters
 from components.pretrain.contract import PretrainParams
 
@@ -72,15 +72,22 @@ def predict(cost: Costs, device: Device, utilisation: float | None = None) -> Pr
     updating = (ADAMW * cost.size.trained + AVERAGE * cost.size.target) / device.bandwidth
     step = computing + updating
     gpu = device.kind == "gpu"
-    each = (held.activations + held.working) / cost.at_once
-    room = (device.memory - CONTEXT) / FRAGMENTS if gpu else device.memory
+    whole, part = _at_once(cost, device, several=False), _at_once(cost, device, several=True)
     return Prediction(
         device=device,
         step_s=step,
         images_per_s=cost.params.optimisation.global_batch_size / step,
         needed=held.needed if gpu else held.tensors,
-        largest=int((room - held.tensors) // each) + cost.at_once,
+        largest=whole if whole >= cost.images else part,
     )
+
+
+def _at_once(cost: Costs, device: Device, several: bool) -> int:
+    """Images for which the device has memory, in `several` passes a step, which may hold more besides, or in one."""
+    room = (device.memory - CONTEXT) / FRAGMENTS if device.kind == "gpu" else device.memory
+    each = (cost.memory.activations + cost.memory.working) / cost.at_once
+    lasting = cost.memory.tensors - cost.memory.exchange - each * cost.at_once
+    return int((room - lasting - exchange(cost.params, cost.size, several)) // each)
 
 
 def warnings(cost: Costs, predictions: Sequence[Prediction]) -> list[str]:
@@ -113,7 +120,7 @@ def _too_large(cost: Costs, prediction: Prediction) -> str:
     ways += [
         f"scale.workers {workers} ({batch // workers} images each)"
         for workers in range(scale.workers + 1, batch // 2 + 1)
-        if batch % workers == 0 and batch // workers <= prediction.largest
+        if batch % workers == 0 and batch // workers <= _at_once(cost, device, several=False)
     ][:1]
     if scale.sharding == "ddp" and scale.workers > 1:
         ways += _instead(cost, device, "scale.sharding fsdp", sharding="fsdp")

@@ -70,7 +70,7 @@ def _memory(cost: Costs, dataset: Dataset) -> str:
     names = {
         "parameters": held.parameters,
         "gradients": held.gradients,
-        "layers that FSDP has whole" if cost.params.scale.sharding == "fsdp" else "DDP's buckets": held.exchange,
+        "layers that FSDP has whole" if cost.params.scale.sharding == "fsdp" else "DDP's buffers": held.exchange,
         "AdamW's moments": held.optimiser,
         "target encoder": held.target,
         "bf16 casts of weights": held.casts,

@@ -79,7 +79,9 @@ class Replicated(Alone):
     def distribute(self, model: MaskedImageModel, target: VisionEncoder | None) -> nn.Module:
         """As above, under DDP."""
         super().distribute(model, target)
-        return DistributedDataParallel(model, device_ids=[self.device] if self.device.type == "cuda" else None)
+        devices = [self.device] if self.device.type == "cuda" else None
+        # Gradients lie in the buffers that go round; copies of them would take memory, and time in each step.
+        return DistributedDataParallel(model, device_ids=devices, gradient_as_bucket_view=True)
 
     def gather(self, tensor: Tensor) -> Tensor:
         """As above."""
