@@ -1,11 +1,9 @@
-"""What workers, Ray and checkpoints cost: `python benchmarks/scaling.py [--only ray workers checkpoint kill] [--repeats 3] [--batch 128]`.
+"""What Ray and checkpoints cost a step: `python benchmarks/scaling.py [--only ray checkpoint kill] [--repeats 3] [--batch 128]`.
 
 Real runs of the stage on a synthetic dataset, threads pinned to one a worker, interleaved; the step time of a run is the median of its
-logged ones. On one machine workers share memory and its bandwidth, so that two of them need two free cores to show what they gain.
+logged ones. What a second worker gives: `benchmarks/workers.py`.
 
 - `ray`: a step under `backend: ray`, under `backend: none` (the stage with MLflow) and in the bare loop (`components.pretrain.local`).
-- `workers`: images/s of two workers and of one, each pinned to a core, the global batch the same; 1 would be twice as many. Beside them two
-  bare loops at once with half the batch each, that know nothing of each other: what the machine itself lets two processes do.
 - `checkpoint`: for how long a step stands still for a checkpoint, and how long it takes to be written beside training.
 - `kill`: seconds from SIGKILL of the worker until a step is logged that was not before.
 """
@@ -107,24 +105,9 @@ def rows(folder: Path) -> list[dict[str, Any]]:
 
 def step_seconds(folder: Path, data: Path, chosen: dict[str, Any], bare: bool = False) -> float:
     """Median of the logged step times of a whole run, without its first two."""
-    return statistics.median(steps_of(folder, data, chosen, bare))
-
-
-def steps_of(
-    folder: Path, data: Path, chosen: dict[str, Any], bare: bool = False, at_once: int = 1, pinned: bool = False
-) -> list[float]:
-    """The logged step times of a whole run, without its first two; of so many runs at once, that share the machine.
-
-    `pinned`: each worker has a core of its own for all of its threads.
-    """
-    folders = [folder.with_name(f"{folder.name}.{number}") for number in range(at_once)]
-    processes = [begin(each, data, chosen, bare) for each in folders]
-    while pinned and any(process.poll() is None for process in processes):
-        pin([process.pid for process in processes] if bare else workers_of(processes[0]))
-        time.sleep(5)  # a look takes hundredths of a second, from the workers' cores; new threads inherit theirs
-    for each, process in zip(folders, processes, strict=True):
-        assert process.wait() == 0, (each / "log").read_text()
-    return [row["seconds_per_step"] for each in folders for row in rows(each)[2:]]
+    process = begin(folder, data, chosen, bare)
+    assert process.wait() == 0, (folder / "log").read_text()
+    return statistics.median(row["seconds_per_step"] for row in rows(folder)[2:])
 
 
 def workers_of(process: subprocess.Popen[bytes]) -> list[int]:
@@ -133,14 +116,6 @@ def workers_of(process: subprocess.Popen[bytes]) -> list[int]:
         children = psutil.Process(process.pid).children(recursive=True)
         return sorted(child.pid for child in children if "RayTrainWorker" in " ".join(child.cmdline()))
     return []
-
-
-def pin(pids: list[int]) -> None:
-    """All threads of the first process to the first core, and so on; one that ends meanwhile needs none."""
-    for core, pid in zip(sorted(os.sched_getaffinity(0)), pids, strict=False):
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-            for thread in Path(f"/proc/{pid}/task").iterdir():
-                os.sched_setaffinity(int(thread.name), {core})
 
 
 def interleaved(ways: dict[str, Callable[[Path], float]], home: Path, repeats: int) -> dict[str, list[float]]:
@@ -172,42 +147,6 @@ def ray_overhead(home: Path, data: Path, repeats: int, steps: int, batch: int) -
     }
     print("\n| a step in | median | of the bare loop |\n|---|---|---|")
     said(interleaved(ways, home, repeats), "bare loop")
-
-
-def two_workers(home: Path, data: Path, repeats: int, steps: int, batch: int) -> None:
-    """One worker with the whole batch, two with half each, each with a core."""
-    whole, shared = values(steps, batch), values(steps, batch, workers=2)
-    apart = values(steps, batch // 2, "none")
-    apart["optimisation"]["epochs"] = -(-whole["optimisation"]["epochs"] // 2)  # as many steps with half the images
-    found: dict[str, list[float]] = {"one worker": [], "two workers": [], "two processes apart": []}
-
-    def way(name: str, chosen: dict[str, Any], bare: bool = False, at_once: int = 1) -> Callable[[Path], float]:
-        def run(place: Path) -> float:
-            steps = steps_of(place, data, chosen, bare, at_once, pinned=True)
-            found[name] += steps
-            return statistics.median(steps)
-
-        return run
-
-    ways = {
-        "one worker": way("one worker", whole),
-        "two workers": way("two workers", shared),
-        "two processes apart": way("two processes apart", apart, bare=True, at_once=2),
-    }
-    before = psutil.cpu_times()
-    times = interleaved(ways, home, repeats)
-    taken = [after - earlier for earlier, after in zip(before, psutil.cpu_times(), strict=True)]
-    steal = 100 * taken[before._fields.index("steal")] / sum(taken[:8])
-    print(f"\nother machines on this host took {steal:.1f}% of the processor's time meanwhile")
-    print("\n| | a step | of one worker's |\n|---|---|---|")
-    said(times, "one worker")
-    for name in ("two workers", "two processes apart"):
-        gains = [one / (2 * two) for one, two in zip(times["one worker"], times[name], strict=True)]
-        best = min(found["one worker"]) / (2 * min(found[name]))
-        print(
-            f"{name}: {statistics.median(gains):.2f} of twice the images/s ({min(gains):.2f} to {max(gains):.2f}); by the fastest "
-            f"steps of each {best:.2f}"
-        )
 
 
 def checkpoint(home: Path, data: Path, repeats: int, batch: int) -> None:
@@ -265,7 +204,7 @@ def until(there: Callable[[], bool]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    every = ("ray", "workers", "checkpoint", "kill")
+    every = ("ray", "checkpoint", "kill")
     parser.add_argument("--only", nargs="+", choices=every, default=every)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--steps", type=int, default=30)
@@ -279,8 +218,6 @@ def main() -> None:
         )
         if "ray" in chosen.only:
             ray_overhead(home, data, chosen.repeats, chosen.steps, chosen.batch)
-        if "workers" in chosen.only:
-            two_workers(home, data, chosen.repeats, chosen.steps, chosen.batch)
         if "checkpoint" in chosen.only:
             checkpoint(home, data, chosen.repeats, chosen.batch)
         if "kill" in chosen.only:

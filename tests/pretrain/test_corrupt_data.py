@@ -57,7 +57,10 @@ def repaired(data: Path, toy: Path) -> None:
 def test_a_damaged_image_stops_training_with_one_error_and_repaired_it_goes_on(
     tmp_path: Path, tiny: dict[str, Any], toy_images: Path, scale: dict[str, Any]
 ) -> None:
-    tiny["optimisation"]["epochs"], tiny["checkpoint_every"] = 60, 10
+    steps = (
+        180 if scale.get("backend") == "none" else 60
+    )  # the loop alone is so quick that fewer would end before the damage
+    tiny["optimisation"]["epochs"], tiny["checkpoint_every"] = steps // 3, 10
     tiny["scale"] |= scale
     place, data = tmp_path / "harmed", tmp_path / "data"
     shutil.copytree(toy_images, data)
@@ -73,12 +76,12 @@ def test_a_damaged_image_stops_training_with_one_error_and_repaired_it_goes_on(
     checkpoint = newest(work)
     assert checkpoint
     saved, reached = step_of(checkpoint), max(steps_shown(output))
-    assert reached - 10 <= saved <= reached < 180, "what was lost since the checkpoint before"
+    assert reached - 10 <= saved <= reached < steps, "what was lost since the checkpoint before"
     repaired(data, toy_images)
     process = start(place, tiny, data)
     output, _ = process.communicate(timeout=500)
     assert process.returncode == 0, output
-    assert steps_shown(output)[0] > saved and steps_shown(output)[-1] == 180
+    assert steps_shown(output)[0] > saved and steps_shown(output)[-1] == steps
 
     whole = start(tmp_path / "whole", tiny, toy_images)
     output, _ = whole.communicate(timeout=500)
@@ -91,7 +94,7 @@ def test_a_shard_cut_short_kills_its_readers_and_the_restart_names_it(
     tmp_path: Path, tiny: dict[str, Any], toy_images: Path
 ) -> None:
     """A page of the memory map that is gone is a SIGBUS, which no process survives."""
-    tiny["optimisation"]["epochs"], tiny["checkpoint_every"] = 60, 10
+    tiny["optimisation"]["epochs"], tiny["checkpoint_every"] = 20, 10
     data = tmp_path / "data"
     shutil.copytree(toy_images, data)
     process, output = damaged_while_training(tmp_path, tiny, data, lambda shard: os.truncate(shard, 4096))
