@@ -5,8 +5,8 @@ of them are stopped (SIGSTOP); they go by turns of so many seconds. So each turn
 that others share may be a quarter slower five minutes later. A logged step that a stop cut in two doesn't count.
 
 Images/s of two workers in relation to one worker's, where 1 is twice as many: once with the same images a worker, as workers are added to
-train on larger batches, once with the same global batch. Beside them two bare loops at once with half the batch each, that know nothing of
-each other: what the machine itself lets two processes do.
+train on larger batches, once with the same global batch. Beside each two bare loops at once with as many images, that know nothing of each
+other: what the machine itself lets two processes do. A second table says who took the cores' time meanwhile.
 """
 
 import argparse
@@ -29,7 +29,9 @@ from benchmarks.scaling import SIDE, begin, dataset, rows, until, values, worker
 
 WARM_S = 45
 """Seconds after the first steps until the first curves are drawn and MLflow samples the machine as rarely as in the days to come."""
-
+ONE = "one worker"
+TAKERS = ("workers", "stage", "Ray")
+"""Of processor time: worker processes, the stage that waits for them and logs, Ray's other processes."""
 MASKS = {
     "target_scale_min": 0.17, "target_scale_max": 0.17, "target_aspect_min": 1.0, "target_aspect_max": 1.0,
     "context_scale_min": 0.9, "context_scale_max": 0.9,
@@ -42,7 +44,8 @@ class Run:
 
     def __init__(self, folder: Path, data: Path, chosen: dict[str, Any], images: int, bare: int = 0) -> None:
         """Starts `bare` bare loops, else a stage."""
-        self._images, self._bare = images, bare
+        self._images, self._bare, self.went = images, bare, 0.0
+        self.took = dict.fromkeys(TAKERS, 0.0)
         self._folders = [folder / str(number) for number in range(bare or 1)]
         folder.mkdir()
         self._processes = [begin(each, data, chosen, bool(bare)) for each in self._folders]
@@ -61,30 +64,48 @@ class Run:
 
     def _pin(self) -> None:
         """Each worker with all its threads to a core; those that it starts from now on inherit it."""
-        pids = [process.pid for process in self._processes] if self._bare else workers_of(self._processes[0])
-        for core, pid in zip(sorted(os.sched_getaffinity(0)), pids, strict=False):
+        for core, pid in zip(sorted(os.sched_getaffinity(0)), self._workers(), strict=False):
             for thread in Path(f"/proc/{pid}/task").iterdir():
                 os.sched_setaffinity(int(thread.name), {core})
 
     def turn(self, seconds: float) -> float:
         """Images/s while it goes for so long."""
-        logged = [len(rows(folder)) for folder in self._folders]
+        logged, had = [len(rows(folder)) for folder in self._folders], self._processor()
         self._signal(signal.SIGCONT)
         time.sleep(seconds)
         self._signal(signal.SIGSTOP)
+        self.went += seconds
+        for taker, total in self._processor().items():
+            self.took[taker] += total - had[taker]
         new = [row for folder, before in zip(self._folders, logged, strict=True) for row in rows(folder)[before:]]
         whole = [row["seconds_per_step"] for row in new if row["seconds"] < seconds]
         assert whole, f"no two logged steps within {seconds} s; --seconds must be more"
         per_step: float = statistics.mean(whole)
         return self._images / per_step
 
+    def _workers(self) -> list[int]:
+        stages = [process.pid for process in self._processes]
+        return stages if self._bare else workers_of(self._processes[0])
+
+    def _all(self) -> list[psutil.Process]:
+        """Ray's own as well."""
+        stages = [psutil.Process(process.pid) for process in self._processes]
+        return stages + [child for stage in stages for child in stage.children(recursive=True)]
+
+    def _processor(self) -> dict[str, float]:
+        """Seconds of processor time that each of `TAKERS` has had so far."""
+        workers, stages = set(self._workers()), {process.pid for process in self._processes}
+        seconds = dict.fromkeys(TAKERS, 0.0)
+        for each in self._all():
+            taker = "workers" if each.pid in workers else "stage" if each.pid in stages else "Ray"
+            with contextlib.suppress(psutil.NoSuchProcess):
+                seconds[taker] += sum(each.cpu_times()[:2])
+        return seconds
+
     def _signal(self, number: int) -> None:
-        """To all of its processes, Ray's own as well."""
-        for process in self._processes:
-            stage = psutil.Process(process.pid)
-            for each in [stage, *stage.children(recursive=True)]:
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    each.send_signal(number)
+        for each in self._all():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                each.send_signal(number)
 
     def end(self) -> None:
         """Without what it would still do."""
@@ -102,8 +123,9 @@ def started(home: Path, data: Path, batch: int, ending: contextlib.ExitStack) ->
         return chosen
 
     ways: dict[str, tuple[dict[str, Any], int, int]] = {
-        "one worker": (long(batch), batch, 0),
+        ONE: (long(batch), batch, 0),
         "two workers, the same images each": (long(2 * batch, workers=2), 2 * batch, 0),
+        "two loops apart, the same images each": (long(batch, "none"), 2 * batch, 2),
         "two workers, half the images each": (long(batch, workers=2), batch, 0),
         "two loops apart, half the images each": (long(batch // 2, "none"), batch, 2),
     }
@@ -143,9 +165,13 @@ def main() -> None:
     )
     print("\n| | images/s | of twice one worker's | middle half of the turns |\n|---|---|---|---|")
     for name, rates in found.items():
-        gains = [rate / (2 * one) for one, rate in zip(found["one worker"], rates, strict=True)]
+        gains = [rate / (2 * one) for one, rate in zip(found[ONE], rates, strict=True)]
         low, _, high = statistics.quantiles(gains, n=4)
         print(f"| {name} | {statistics.median(rates):.1f} | {statistics.median(gains):.3f} | {low:.3f} to {high:.3f} |")
+    print(f"\n| of {os.cpu_count()} cores' time | {' | '.join(TAKERS)} |\n|---|---|---|---|")
+    for name, run in runs.items():
+        shares = (run.took[taker] / run.went / (os.cpu_count() or 1) for taker in TAKERS)
+        print(f"| {name} | {' | '.join(f'{100 * share:.1f}%' for share in shares)} |")
 
 
 if __name__ == "__main__":
