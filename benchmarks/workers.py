@@ -2,7 +2,8 @@
 
 Real runs of the stage on a synthetic dataset stand side by side, each worker with one thread on a core of its own. At any time all but one
 of them are stopped (SIGSTOP); they go by turns of so many seconds. So each turn compares minutes that are next to each other: a machine
-that others share may be a quarter slower five minutes later. A logged step that a stop cut in two doesn't count.
+that others share may be a quarter slower five minutes later. A logged step that a stop cut in two doesn't count. Leave its shell open:
+the kernel ends stopped processes whose shell is gone.
 
 Images/s of two workers in relation to one worker's, where 1 is twice as many: once with the same images a worker, as workers are added to
 train on larger batches, once with the same global batch. Beside each two bare loops at once with as many images, that know nothing of each
@@ -152,6 +153,8 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=30, help="of a run in each turn; two logged steps must fit in")
     parser.add_argument("--batch", type=int, default=128, help="images a step of one worker; 128 are preset cifar10's")
     chosen = parser.parse_args()
+    if chosen.turns < 2:
+        parser.error(f"--turns is {chosen.turns}; the spread needs at least 2")
     with tempfile.TemporaryDirectory() as home_name, contextlib.ExitStack() as ending:
         home = Path(home_name)
         data = dataset(home / "noise")

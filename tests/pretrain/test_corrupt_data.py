@@ -57,9 +57,8 @@ def repaired(data: Path, toy: Path) -> None:
 def test_a_damaged_image_stops_training_with_one_error_and_repaired_it_goes_on(
     tmp_path: Path, tiny: dict[str, Any], toy_images: Path, scale: dict[str, Any]
 ) -> None:
-    steps = (
-        180 if scale.get("backend") == "none" else 60
-    )  # the loop alone is so quick that fewer would end before the damage
+    # Ray's polls set the pace of the others; the loop alone is so quick that 60 steps could end before the damage.
+    steps = 180 if scale.get("backend") == "none" else 60
     tiny["optimisation"]["epochs"], tiny["checkpoint_every"] = steps // 3, 10
     tiny["scale"] |= scale
     place, data = tmp_path / "harmed", tmp_path / "data"
