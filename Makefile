@@ -3,6 +3,9 @@ VENV := .venv
 SHELL := /bin/bash
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
+# Tests of a file in one process, files in their order: by itself xdist starts those with most tests first, and long files with few come last.
+AT_ONCE := -n 2 --dist loadfile --no-loadscope-reorder
+
 .PHONY: help install run ablation up worker down status params preflight repro test test-faults test-browser screenshots lint types imports check promote rollback push pull accept gc mlflow sync clean
 
 help:  ## what there is
@@ -83,10 +86,10 @@ imports: install  ## which module may import which
 	lint-imports
 
 test: install  ## the whole suite
-	python -m pytest -m "not faults and not browser" -n 2 --dist loadfile --durations=12
+	python -m pytest -m "not faults and not browser" $(AT_ONCE) --durations=12
 
 test-faults: install  ## long tests that kill processes, start whole stacks or watch the network
-	python -m pytest -m faults -n 2 --dist loadfile --durations=12
+	python -m pytest -m faults $(AT_ONCE) --durations=12
 
 test-browser: install  ## a person's way through Prefect's and MLflow's pages; needs chromium
 	python -m pytest -m browser

@@ -12,8 +12,8 @@ LARGEST_MIB = 100
 """A new file above this is data, and belongs to DVC or into .gitignore."""
 DIFFERING = "--others", "--modified"
 """The files of `git ls-files` that a run takes along."""
-PAUSES_S = 0.1, 0.2, 0.4, 0.8, 1.6
-"""Between two tries to read files that somebody writes in that moment."""
+PAUSES_S = 0.0, 0.1, 0.2, 0.4, 0.8, 1.6
+"""Before each try to read files that somebody may be writing in that moment."""
 REST = ("--", ".", f":(exclude,glob)**/{FOLDER}/**")  # the runs' own trees, also where .gitignore does not name them
 
 
@@ -47,6 +47,7 @@ def patch(checkout: Path) -> bytes:
 def _add(top: Path, index: dict[str, str]) -> None:
     """Puts the files as they are into that index. Git refuses one that changes or goes while it is read: then once more."""
     for pause in PAUSES_S:
+        time.sleep(pause)
         before = _differing(top, *DIFFERING)
         try:
             git(top, "add", "--all", *REST, environment=index)
@@ -55,7 +56,6 @@ def _add(top: Path, index: dict[str, str]) -> None:
             changed = sorted({name for name, _ in before.items() ^ _differing(top, *DIFFERING).items()})
             if not changed:
                 raise
-            time.sleep(pause)
     raise ValueError(
         f"the checkout changes while it is read, {len(PAUSES_S)} times on end: {', '.join(map(repr, changed[:5]))}"
         f"{' …' * (len(changed) > 5)}. Uncommitted files go along with a run; end what writes them, or add them to .gitignore"

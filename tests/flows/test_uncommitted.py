@@ -68,7 +68,7 @@ def test_a_file_that_something_keeps_writing_to_is_named(toy, written, monkeypat
 
 
 def test_what_git_refuses_of_its_own_is_told_at_once(toy, monkeypatch) -> None:
-    monkeypatch.setattr(uncommitted, "PAUSES_S", (600.0,))
+    monkeypatch.setattr(uncommitted, "PAUSES_S", (0.0, 600.0))
     (toy.root / ".git/info/attributes").write_text("*.txt filter=broken\n")
     git(toy.root, "config", "filter.broken.clean", "false")
     git(toy.root, "config", "filter.broken.required", "true")
