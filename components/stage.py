@@ -252,7 +252,7 @@ def fingerprint(stage: str, params: Params, inputs: Inputs) -> str:
 
 def ingredients(params: Params, inputs: Inputs) -> dict[str, dict[str, Any]]:
     """What a fingerprint is made of: `params`, `inputs` (a hash of each) and `code` (a hash of each loaded file)."""
-    contents = {name: _content(path) for name, path in inputs}
+    contents = {name: content(path) for name, path in inputs}
     return {"params": params.model_dump(), "inputs": contents, "code": code_files("components")}
 
 
@@ -262,7 +262,8 @@ def file_hash(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _content(path: Path) -> str:
+def content(path: Path) -> str:
+    """Says what is at `path`: the hash in a prepared dataset's card, a file's sha256, and of another folder its name."""
     if path.is_file():
         return file_hash(path)
     card = path / "card.json"

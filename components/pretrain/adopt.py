@@ -18,11 +18,11 @@ OWN = {unfinished.ABOUT, LOCK, USERS, FINISHED}
 """What says whose a folder is and how far it is, and goes to no other."""
 
 
-def adopt(folder: Path, source: Path) -> list[str]:
+def adopt(folder: Path, source: Path, replace: bool = False) -> list[str]:
     """Makes the newest state in `source` the start of the work in `folder`; lines that say what was done and what differs.
 
     `source` stays as it is. Raises ValueError, before anything is changed, where one of them is no state of pretraining or is in use,
-    where `folder` has steps of its own, and where the state does not fit its params.
+    where `folder` has steps of its own and `replace` does not give them up, and where the state does not fit its params.
     """
     mine, other = _about(folder), _about(source)
     if folder.resolve() == source.resolve():
@@ -30,10 +30,13 @@ def adopt(folder: Path, source: Path) -> list[str]:
     for path in (folder, source):
         if in_use(path):
             raise ValueError(f"a process is training in {path}; stop it first")
-    if mine["step"] or mine["finished"]:
-        raise ValueError(
-            f"{folder} has {mine['step']} steps of its own; remove the folder to begin again from {source}"
+    if mine["finished"] or (mine["step"] and not replace):
+        way_out = (
+            "they are all it has to do"
+            if mine["finished"]
+            else f"give --replace to put those of {source} in their place"
         )
+        raise ValueError(f"{folder} has {mine['step']} steps of its own; {way_out}")
     found = checkpoints.newest(source)
     if found is None:
         raise ValueError(f"{source} has no checkpoint to go on from")

@@ -9,6 +9,7 @@ import json
 import os
 import shutil
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,14 @@ from torch import Tensor
 
 from components import progress
 from components.pretrain import state as states
+from components.pretrain.history import FULL
 from components.pretrain.state import State
 from components.stage import remove, write_json
 
 FOLDER, STATE, ABOUT = "checkpoints", "state.safetensors", "checkpoint.json"
 WRITING, DAMAGED = ".writing-", "damaged-"
+AGAIN_S = 1.0, 5.0, 25.0
+"""Before each further try to write to a disk that has answered with an error: one over the network may be away for a moment."""
 
 
 class Checkpoints:
@@ -40,7 +44,7 @@ class Checkpoints:
     def save(self, state: State) -> None:
         """Copies the state, whose tensors training goes on to change, and has it written. Raises what went wrong with the one before.
 
-        A full disk is a ValueError that says so.
+        A full disk is a ValueError that says so, another fault of the disk an OSError.
         """
         self.wait()
         copied = {name: self._copied(name, tensor) for name, tensor in states.flat(state).items()}
@@ -76,20 +80,32 @@ class Checkpoints:
     def _write(self, state: State, tensors: dict[str, Tensor]) -> None:
         path = self._folder / f"step-{state['step']:08d}"
         try:
-            try:
-                _write(path, state, tensors)
-            except OSError:  # a full disk: room is made of older ones, all but the newest
-                self._prune(1)
-                _write(path, state, tensors)
+            self._try(path, state, tensors)
             self._prune(self._last)
         except OSError as error:
-            needed = sum(tensor.nbytes for tensor in tensors.values()) / 1e9
-            self._error = ValueError(
-                f"the checkpoint of step {state['step']} cannot be written to {path}: {error}. It takes {needed:.3g} GB, {_free(path)}; "
-                f"make room and start again: training goes on from {_after(self._folder)}"
-            )
+            told = f"the checkpoint of step {state['step']} cannot be written to {path}: {error}"
+            goes_on = f"training goes on from {_after(self._folder)}"
+            if error.errno in FULL:
+                needed = sum(tensor.nbytes for tensor in tensors.values()) / 1e9
+                room = f"It takes {needed:.3g} GB, {_free(path)}; make room and start again"
+                self._error = ValueError(f"{told}. {room}: {goes_on}")
+            else:
+                self._error = OSError(error.errno, f"{told}, {1 + len(AGAIN_S)} times; {goes_on}")
         except Exception as error:  # raised where training waits for it
             self._error = error
+
+    def _try(self, path: Path, state: State, tensors: dict[str, Tensor]) -> None:
+        """Writes it, if need be to a disk that has to be emptied, or waited for, first."""
+        for pause in (*AGAIN_S, None):
+            try:
+                return _write(path, state, tensors)
+            except OSError as error:
+                if error.errno in FULL:
+                    self._prune(1)  # room is made of older ones, all but the newest
+                    return _write(path, state, tensors)
+                if pause is None:
+                    raise
+                time.sleep(pause)
 
     def _prune(self, last: int) -> None:
         for path in steps(self._folder)[:-last]:
@@ -112,23 +128,23 @@ def step_of(checkpoint: Path) -> int:
 def newest(folder: Path) -> Path | None:
     """The newest whole checkpoint of the run in `folder`; None where it has none yet.
 
-    One that is damaged is told, and set aside under another name. Raises ValueError where all are: training does not start from
-    zero by itself.
+    One that is damaged is told, and set aside under another name. Raises ValueError where all are, each time: training does not start
+    from zero by itself. And where the disk does not let one be read, which says nothing about it.
     """
     home = folder / FOLDER
-    damaged = list[str]()
+    fell_back = False
     for path in reversed(steps(home)):
         fault = check(path)
         if fault is None:
-            if damaged:
+            if fell_back:
                 progress.show(f"WARNING: training goes on from the checkpoint before, of step {step_of(path)}")
             return path
         aside = path.with_name(DAMAGED + path.name)
         remove(aside)
         path.rename(aside)
-        damaged.append(path.name)
+        fell_back = True
         progress.show(f"WARNING: the checkpoint {path} is damaged: {fault}; it stays as {aside.name}")
-    if damaged:
+    if damaged := sorted(path.name.removeprefix(DAMAGED) for path in home.glob(f"{DAMAGED}*")):
         raise ValueError(
             f"no checkpoint in {home} is whole, {', '.join(damaged)} are damaged; bring one back from a backup, or remove {folder} to "
             f"begin at step 0"
@@ -137,7 +153,10 @@ def newest(folder: Path) -> Path | None:
 
 
 def check(checkpoint: Path) -> str | None:
-    """What is wrong with a checkpoint, None for nothing: its bytes are those that were written."""
+    """What is wrong with a checkpoint, None for nothing: its bytes are those that were written.
+
+    Raises ValueError where the disk does not let it be read.
+    """
     try:
         about = json.loads((checkpoint / ABOUT).read_text(encoding="utf-8"))
         size = (checkpoint / STATE).stat().st_size
@@ -145,8 +164,13 @@ def check(checkpoint: Path) -> str | None:
             return f"{STATE} has {size} bytes and not {about['bytes']}"
         if _sha256(checkpoint / STATE) != about["sha256"]:
             return f"the sha256 of {STATE} is another than was written"
-    except (OSError, ValueError, KeyError) as error:
+    except (FileNotFoundError, ValueError, KeyError) as error:
         return f"{type(error).__name__}: {error}"
+    except OSError as error:
+        raise ValueError(
+            f"the checkpoint {checkpoint} cannot be read now: {error}; see to its disk and start again. If it is lost, rename it to "
+            f"{DAMAGED}{checkpoint.name}: training goes on from the one before"
+        ) from error
     return None
 
 

@@ -69,6 +69,11 @@ class PretrainParams(Params):
                 f"{self.optimisation.global_batch_size} images' features of width {self.encoder.width} is at most {highest}; every run "
                 f"would count as collapsed: lower it, or raise optimisation.global_batch_size"
             )
+        if self.keep_every % self.checkpoint_every:
+            raise ValueError(
+                f"keep_every is {self.keep_every} and checkpoint_every {self.checkpoint_every}; of the steps that should stay only those "
+                f"with a checkpoint can: make keep_every a multiple of checkpoint_every, or 0"
+            )
         if self.optimisation.epochs == 0 and self.init.source == "scratch":
             raise ValueError(
                 "optimisation.epochs is 0 and init.source 'scratch', which leaves nothing but noise; give epochs, or the file of a "

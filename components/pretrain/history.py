@@ -4,6 +4,7 @@ So the numbers are there whatever happens. `following` reads the lines while the
 """
 
 import csv
+import errno
 import json
 import time
 from collections.abc import Mapping, Sequence
@@ -12,17 +13,21 @@ from pathlib import Path
 from components.stage import atomic
 
 HISTORY = "history.jsonl"
+FULL = (errno.ENOSPC, errno.EDQUOT)
+"""What a disk says that takes nothing more; a person must make room. What else it says may pass."""
 
 Row = Mapping[str, float]  # not from `loop`: Ray's controller process should start without torch and timm
 
 
 def append(path: Path, row: Row, ranks: Sequence[Row]) -> None:
-    """Adds a logged step: its row, and each rank's own numbers. Raises ValueError where the disk takes nothing more."""
+    """Adds a logged step: its row, and each rank's own numbers. Raises ValueError where the disk is full, and OSError else."""
     line = {**row, "time": int(time.time() * 1000), "ranks": list(ranks)}
     try:
         with path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
     except OSError as error:
+        if error.errno not in FULL:
+            raise
         raise ValueError(
             f"the curves of step {row['step']:.0f} cannot be written to {path}: {error}; make room and start again: training goes on from "
             f"its newest checkpoint"

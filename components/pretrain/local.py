@@ -3,10 +3,12 @@
 `python -m components.pretrain.local --params params/pretrain.yaml --dataset data/prepared/NAME --output FOLDER [--init FILE] [--quality
 data/prepared/NAME]` trains where
 only torch, timm, numpy, pyarrow and pydantic are installed, and what timm brings: no Ray, MLflow, DVC or Prefect. The folder gets
-checkpoints, `history.jsonl`, and at the end `encoder.safetensors` and `predictor.safetensors`. Started again it goes on.
+checkpoints, `history.jsonl`, and at the end `encoder.safetensors` and `predictor.safetensors`. Started again it goes on, with the same
+params and data only.
 """
 
 import argparse
+import json
 import sys
 from pathlib import Path
 from typing import Any, cast
@@ -17,18 +19,19 @@ from components import progress
 from components.images.store import Store
 from components.mim import weights
 from components.mim.model import MaskedImageModel
-from components.pretrain import checkpoints
+from components.pretrain import resuming
 from components.pretrain.batches import Batches
 from components.pretrain.building import build
 from components.pretrain.contract import PretrainParams
 from components.pretrain.following import Listener, following
-from components.pretrain.history import HISTORY, append, continued
+from components.pretrain.history import HISTORY, append
 from components.pretrain.loop import Row
 from components.pretrain.parallel import Alone
 from components.pretrain.session import Job, work
 from components.pretrain.state import State
 from components.pretrain.stopping import Stop
-from components.stage import atomic, canonical_yaml, load_params
+from components.stage import atomic, canonical_yaml, content, load_params, write_json
+from components.work import alone
 
 
 def train(job: Job, stop: Stop) -> bool:
@@ -103,37 +106,49 @@ def _run(file: Path, dataset: Path, quality: Path | None, folder: Path, init: Pa
         )
     start = (init or Path(params.init.path)).absolute()
     steps = Batches(params, Store(dataset, "train"), 0, 1).total
-    folder.mkdir(parents=True, exist_ok=True)
-    _same(folder / "params.yaml", canonical_yaml(params.model_dump()))
-    checkpoints.clear(folder)
-    found = checkpoints.newest(folder)
-    continued(folder / HISTORY, checkpoints.load(found)["history"] if found else [])
-    stop = Stop()
-    with stop.listening(), following(folder / HISTORY, steps, Listener()):
-        done = train(Job(params, dataset, start, quality, folder, found), stop)
-    if not done:
-        stop.end()
-    newest = checkpoints.newest(folder)
-    assert newest, "the last step is a checkpoint"
-    state = checkpoints.load(newest)
+    read = {"dataset": content(dataset), "init": content(start), "quality": content(quality) if quality else ""}
+    with alone(folder, f"another process trains in {folder}; waiting"):
+        _same(folder, canonical_yaml(params.model_dump()), read)
+        stop = Stop()
+        with stop.listening():
+            job = Job(params, dataset, start, quality, folder, resuming.begin(folder))
+            with following(folder / HISTORY, steps, Listener()):
+                done = train(job, stop)
+        if not done:
+            stop.end()
+        _finish(job, steps)
+
+
+def _finish(job: Job, steps: int) -> None:
+    """Writes what goes on."""
+    params, folder, state = job.params, job.folder, resuming.ended(job.folder, steps)
     about = {
         "params": params.model_dump(),
         "weight_init": params.weight_init,
         "seed": params.seed,
         "steps": state["step"],
     }
-    export(build(params, start).model, state, folder / "encoder.safetensors", folder / "predictor.safetensors", about)
+    export(
+        build(params, job.init).model, state, folder / "encoder.safetensors", folder / "predictor.safetensors", about
+    )
     progress.show(f"{folder / 'encoder.safetensors'}: the target encoder after {state['step']} steps")
 
 
-def _same(path: Path, values: str) -> None:
-    """Raises ValueError where the folder has work of other params."""
+def _same(folder: Path, values: str, read: dict[str, str]) -> None:
+    """Writes down params and what was read, each as a hash. Raises ValueError where the folder has work of others."""
+    path, inputs = folder / "params.yaml", folder / "inputs.json"
     if path.is_file() and path.read_text(encoding="utf-8") != values:
         raise ValueError(
-            f"{path.parent} has training of other params, which {path} has; give another --output, or the same params"
+            f"{folder} has training of other params, which {path} has; give another --output, or the same params"
+        )
+    known = json.loads(inputs.read_text(encoding="utf-8")) if inputs.is_file() else read
+    if others := [f"--{name}" for name in read if known[name] != read[name]]:
+        raise ValueError(
+            f"{folder} has training with other content of {', '.join(others)}; give another --output, or the same data"
         )
     with atomic(path) as temporary:
         temporary.write_text(values, encoding="utf-8")
+    write_json(inputs, read)
 
 
 if __name__ == "__main__":

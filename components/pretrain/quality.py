@@ -62,7 +62,7 @@ class Quality:
         if not features.isfinite().all():
             raise ValueError(
                 f"features of labelled images of {self._params.quality.dataset!r} are no numbers; the encoder has diverged: lower "
-                f"optimisation.lr and go on from an earlier checkpoint"
+                f"optimisation.lr and start again, at step 0 or, with `python -m components.resume`, from this run's newest checkpoint"
             )
         train, test = features[: len(held.labels)], features[len(held.labels) :]
         rows = (train.cpu().numpy(), held.labels, test.cpu().numpy())

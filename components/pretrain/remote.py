@@ -8,8 +8,9 @@ from threading import Thread
 from typing import Any
 
 from ray.exceptions import OutOfMemoryError, RayError
-from ray.train import Result, RunConfig, WorkerGroupError
+from ray.train import FailureConfig, Result, RunConfig, WorkerGroupError
 from ray.train.torch import TorchTrainer
+from ray.train.v2._internal.exceptions import WorkerHealthCheckFailedError
 from ray.train.v2.api.exceptions import ControllerError, TrainingFailedError
 
 from components import progress
@@ -18,7 +19,7 @@ from components.pretrain import checkpoints
 from components.pretrain.callback import HistoryWriter
 from components.pretrain.cluster import asked, cluster, scaling
 from components.pretrain.history import HISTORY
-from components.pretrain.session import Job
+from components.pretrain.session import Job, smaller
 from components.pretrain.stopping import Stop
 from components.pretrain.storage import check_storage
 from components.pretrain.worker import STOP, train_worker
@@ -30,20 +31,24 @@ REPLACEMENT_S = 600.0
 """How long a node that was lost may take to be replaced."""
 OURS = (TypeError, AttributeError, LookupError, AssertionError, NotImplementedError, ImportError)
 """Faults of a program, which come again."""
+NONE_BY_RAY = FailureConfig(max_failures=0, controller_failure_limit=0, max_preemption_failures=0)
+"""Ray starts nothing again: by itself it would without end where a node is drained or workers find no place, and each time from the
+checkpoint that the first of them was given."""
 
 
 def train(job: Job, stop: Stop) -> bool:
     """Trains to the end; False when `stop` was set and a checkpoint was saved before it, if there was a step.
 
-    Raises a worker's ValueError as itself, and Ray's own error after `RESTARTS` without progress. ValueError also where the cluster is
-    too small, at the start at once, later after `REPLACEMENT_S`; or where its nodes do not see the same files.
+    Raises a worker's ValueError as itself, and Ray's own error after `RESTARTS` without progress. ValueError also where workers were
+    ended each time because a node's memory ran out; where the cluster is too small, at the start at once, later after `REPLACEMENT_S`;
+    or where its nodes do not see the same files.
     """
     mark, failures, reached = job.folder / STOP, 0, _reached(job)
     remove(mark)
     with cluster(job.params.scale, lambda: stop.asked), stop.calling(mark.touch):
         while not stop.asked:
-            _same_files(job)
             try:
+                _same_files(job)
                 return _attempt(job)
             except (TrainingFailedError, RayError) as error:
                 cause = _cause(error)
@@ -56,6 +61,8 @@ def train(job: Job, stop: Stop) -> bool:
                 told = f"a worker was lost: {_said(cause)}"
                 if failures > RESTARTS:
                     progress.show(f"{told}; {RESTARTS} restarts came no further than step {reached}: giving up")
+                    if isinstance(cause, OutOfMemoryError):
+                        raise ValueError(smaller(job.params, _said(cause))) from error
                     raise
                 progress.show(f"WARNING: {told}; starting the workers again from step {reached}")
                 wait_for(asked(job.params.scale), REPLACEMENT_S, lambda: stop.asked)
@@ -86,6 +93,7 @@ def _attempt(job: Job) -> bool:
             run_config=RunConfig(
                 name=storage.name,
                 storage_path=str(storage.parent),
+                failure_config=NONE_BY_RAY,
                 callbacks=[HistoryWriter(job.folder / HISTORY)],
                 worker_runtime_env=code(),
             ),
@@ -129,6 +137,8 @@ def _cause(error: BaseException) -> BaseException:
     """What a worker raised, a verdict first: where one has, others may have lost their connection to it."""
     causes: list[Any] = list(error.worker_failures.values()) if isinstance(error, WorkerGroupError) else []
     causes += [error.controller_failure] if isinstance(error, ControllerError) else []
+    # What ended a process comes wrapped: its controller learns of it when it asks for the worker's health.
+    causes = [each.health_check_failure if isinstance(each, WorkerHealthCheckFailedError) else each for each in causes]
     for kind in ((ValueError, *OURS), OutOfMemoryError, BaseException):
         for cause in causes:
             if isinstance(cause, kind):

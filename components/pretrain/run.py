@@ -10,7 +10,7 @@ from components.figures import curves, spectrum
 from components.images.store import Store
 from components.mim import diagnostics
 from components.mim.encoder import Encoder
-from components.pretrain import checkpoints, local, preview, unfinished
+from components.pretrain import checkpoints, local, preview, resuming, unfinished
 from components.pretrain import state as states
 from components.pretrain.batches import Batches
 from components.pretrain.building import Start, build
@@ -22,7 +22,7 @@ from components.pretrain.contract import (
 )
 from components.pretrain.following import Listener, following
 from components.pretrain.held_out import held_out
-from components.pretrain.history import HISTORY, Row, continued, write_csv
+from components.pretrain.history import HISTORY, Row, write_csv
 from components.pretrain.session import Job
 from components.pretrain.state import State
 from components.pretrain.stopping import Stop
@@ -52,7 +52,7 @@ def run(params: PretrainParams, inputs: PretrainInputs, outputs: PretrainOutputs
     with alone(folder, busy):
         about = unfinished.begin(folder, params, inputs, steps)
         _tell(folder, about)
-        state = _train(params, inputs, outputs, folder, steps)
+        state = _train(params, inputs, outputs, folder, about)
         _export(params, about, state, start, outputs)
         unfinished.note(folder, finished=True)
         finish(folder)
@@ -71,11 +71,11 @@ def _tell(folder: Path, about: unfinished.About) -> None:
         progress.show("\n".join(lines))
 
 
-def _train(params: PretrainParams, inputs: PretrainInputs, outputs: PretrainOutputs, folder: Path, steps: int) -> State:
+def _train(
+    params: PretrainParams, inputs: PretrainInputs, outputs: PretrainOutputs, folder: Path, about: unfinished.About
+) -> State:
     """The training itself, from the newest checkpoint in `folder` if there is one; the state at its end."""
-    checkpoints.clear(folder)
-    found = checkpoints.newest(folder)
-    continued(folder / HISTORY, checkpoints.load(found)["history"] if found else [])
+    steps, found = about["steps"], resuming.begin(folder, about["step"])
     job, stop = Job(params, inputs.dataset, inputs.init, inputs.quality, folder, found), Stop()
     with stop.listening(), following(folder / HISTORY, steps, _Record(folder)):
         _show_masks(params, Store(inputs.dataset, "train"), outputs)
@@ -85,14 +85,13 @@ def _train(params: PretrainParams, inputs: PretrainInputs, outputs: PretrainOutp
             done = remote.train(job, stop)
         else:
             done = local.train(job, stop)
-    newest = checkpoints.newest(folder)
     if not done:
+        newest = checkpoints.newest(folder)
         progress.show(
             f"stopped; started again, training goes on from step {checkpoints.step_of(newest) if newest else 0}"
         )
         stop.end()
-    assert newest, "the last step is a checkpoint"
-    return checkpoints.load(newest)
+    return resuming.ended(folder, steps)
 
 
 class _Record(Listener):

@@ -46,14 +46,28 @@ def work(job: Job, parallel: Alone, on_log: OnLog, stopping: Callable[[], bool])
         quality = Quality.of(params, job.quality, parallel, batches) if job.quality else None
         trainer = Trainer(params, batches, parallel, job.init, stopping, quality)
         if job.checkpoint:
-            trainer.restore(checkpoints.load(job.checkpoint))
+            _restore(trainer, job.checkpoint)
         return _train(job, trainer, on_log)
     except UnsoundError as error:
         raise ValueError(f"{error}. Its batch and losses are in {_dump(job.folder, parallel.rank, error)}") from error
     except (MemoryError, RuntimeError) as error:
         if not _out_of_memory(error):
             raise
-        raise ValueError(_smaller(params, str(error))) from error
+        raise ValueError(smaller(params, str(error))) from error
+
+
+def _restore(trainer: Trainer, checkpoint: Path) -> None:
+    """Raises ValueError for a state of another model, as whoever moved checkpoints about may have left."""
+    try:
+        trainer.restore(checkpoints.load(checkpoint))
+    except (RuntimeError, KeyError) as error:
+        if _out_of_memory(error):
+            raise
+        first = " ".join(line.strip() for line in str(error).splitlines()[:2])
+        raise ValueError(
+            f"the state in {checkpoint} does not fit this model: {first}; bring back its own checkpoints, or remove "
+            f"{checkpoint.parents[1]} to begin at step 0"
+        ) from error
 
 
 def _train(job: Job, trainer: Trainer, on_log: OnLog) -> bool:
@@ -88,15 +102,18 @@ def _out_of_memory(error: BaseException) -> bool:
     return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in str(error)
 
 
-def _smaller(params: PretrainParams, text: str) -> str:
+def smaller(params: PretrainParams, text: str) -> str:
+    """What to do where memory ran out, of which the system said `text`."""
     scale, batch = params.scale, params.optimisation.global_batch_size
     share = batch // scale.workers
     at_once = min(scale.images_at_once or share, share)
-    ways = [f"set scale.images_at_once to {max(1, at_once // 2)}, which changes no result"]
+    same = ", which changes no result" if params.masks.sampler != "legacy" else ""  # its masks depend on the passes
+    ways = [f"set scale.images_at_once to {at_once // 2}{same}"] if at_once > 1 else []
     if not scale.activation_checkpointing:
-        ways.append("scale.activation_checkpointing to true")
+        ways.append("set scale.activation_checkpointing to true")
     if scale.workers > 1 and scale.sharding == "ddp":
-        ways.append("scale.sharding to fsdp")
+        ways.append("set scale.sharding to fsdp")
+    ways = ways or ["give each worker a machine with more memory"]
     return (
         f"out of memory with {at_once} images at once of a worker's {share} (optimisation.global_batch_size {batch}, scale.workers "
         f"{scale.workers}, {-(-share // at_once)} passes a step, activation_checkpointing {str(scale.activation_checkpointing).lower()}): "

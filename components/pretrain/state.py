@@ -48,6 +48,16 @@ def versions() -> dict[str, str]:
     return found
 
 
+def other_versions(state: State) -> list[str]:
+    """Libraries that are others now than those that made the state, as `torch 2.13.0 there, 2.14.1 here`."""
+    there, here = state["about"]["versions"], versions()
+    return [
+        f"{name} {there.get(name, 'nothing')} there, {here.get(name, 'nothing')} here"
+        for name in LIBRARIES
+        if there.get(name) != here.get(name)
+    ]
+
+
 def flat(state: State) -> dict[str, Tensor]:
     """The state's tensors by the names they have in the file."""
     tensors = {f"model/{name}": tensor for name, tensor in state["model"].items()}

@@ -1,10 +1,13 @@
 """Whether all nodes of a Ray cluster see the same files: a checkpoint on one node's own disk is gone with the node."""
 
 import secrets
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import ray
+from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from components.cluster.connection import PROJECT
@@ -12,6 +15,8 @@ from components.stage import remove
 
 PATIENCE_S = 120.0
 """Until a node has started a process and looked; a disk that takes longer is as good as none."""
+GONE_S, POLL_S = 30.0, 0.5
+"""Until Ray counts a node as gone that has gone, and how often to look."""
 WAY_OUT = (
     "put the checkout with its work/ and data/ on storage that all nodes mount at this same path (NFS, Lustre, …; docs/cluster.md), or "
     "train on one node"
@@ -21,11 +26,11 @@ WAY_OUT = (
 def check_storage(folder: Path, paths: Sequence[Path]) -> None:
     """Returns when every node that may get a worker can write into `folder` and sees what is here at `paths` and in our code.
 
-    Asks the nodes of the connected cluster, unless it is this machine's one. ValueError names node, path and way out.
+    Asks the nodes of the connected cluster, unless it is this machine's one. ValueError names node, path and way out. Ray's own error
+    where a node goes meanwhile, once Ray counts it as gone.
     """
-    nodes = [node for node in ray.nodes() if node["Alive"]]
     here = ray.get_runtime_context().get_node_id()
-    places = [node for node in nodes if node["Resources"].get("CPU", 0) and node["NodeID"] != here]
+    places = [node for node in _alive() if node["Resources"].get("CPU", 0) and node["NodeID"] != here]
     if not places:
         return
     look = _looker()
@@ -45,6 +50,10 @@ def check_storage(folder: Path, paths: Sequence[Path]) -> None:
         remove(probe)
 
 
+def _alive() -> list[Any]:
+    return [node for node in ray.nodes() if node["Alive"]]
+
+
 def _ask(
     look: Callable[[str], str], probe: Path, expected: Sequence[tuple[str, str]], nodes: Sequence[dict[str, str]]
 ) -> list[str]:
@@ -61,7 +70,10 @@ def _ask(
         except OSError as error:
             return f"cannot use this run's folder {Path(folder).parent}: {error.strerror}"
         for path, content in expected:
-            found = look(path)
+            try:
+                found = look(path)
+            except OSError as error:
+                return f"cannot read {path}: {error.strerror}"
             if found != content:
                 return f"does not see {path}" if not found else f"has something else at {path} than this machine"
         return ""
@@ -74,8 +86,21 @@ def _ask(
         .remote(str(probe), probe.name, node["NodeID"])
         for node in nodes
     ]
-    answers: list[str] = ray.get(asked, timeout=PATIENCE_S)
-    return answers
+    _, late = ray.wait(asked, num_returns=len(asked), timeout=PATIENCE_S)
+    return [
+        f"did not answer within {PATIENCE_S:.0f} s; its disks may stand still" if each in late else _answer(each, node)
+        for each, node in zip(asked, nodes, strict=True)
+    ]
+
+
+def _answer(asked: Any, node: dict[str, str]) -> str:
+    try:
+        return str(ray.get(asked))
+    except RayError:
+        deadline = time.monotonic() + GONE_S
+        while time.monotonic() < deadline and node["NodeID"] in [each["NodeID"] for each in _alive()]:
+            time.sleep(POLL_S)  # or the next try would find the same node, and no room beside it
+        raise
 
 
 def _looker() -> Callable[[str], str]:

@@ -81,6 +81,24 @@ class Nodes:
                 process.send_signal(signal.SIGKILL)
             node.wait()
 
+    def with_cpus(self) -> list[str]:
+        """Ray's ids of the nodes that train."""
+        ask = (
+            "import ray; ray.init(logging_level='error', log_to_driver=False)\n"
+            "print(*[each['NodeID'] for each in ray.nodes() if each['Resources'].get('CPU')])"
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", ask], env=self.environment, check=True, capture_output=True, text=True
+        )
+        return done.stdout.split()
+
+    def drain(self, node_id: str, seconds: int) -> None:
+        """Tells the cluster that the node will be taken away after so long, as a cloud does."""
+        reason = ["--reason=DRAIN_NODE_REASON_PREEMPTION", "--reason-message=wanted elsewhere"]
+        when = [f"--node-id={node_id}", f"--deadline-remaining-seconds={seconds}"]
+        command = [RAY, "drain-node", f"--address={self.address}", *reason, *when]
+        subprocess.run(command, env=self.environment, check=True, capture_output=True)
+
     def close(self) -> None:
         """Ends all nodes and removes their files."""
         for node in reversed(self._processes):

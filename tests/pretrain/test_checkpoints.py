@@ -1,5 +1,6 @@
 """Checkpoints on the disk: what is written is what was, whole or not there, and damage is found."""
 
+import errno
 import json
 import os
 import signal
@@ -119,8 +120,46 @@ def test_a_damaged_newest_one_falls_back_and_says_so(
     assert "step-00000004 is damaged: " in said and "goes on from the checkpoint before, of step 2" in said
     assert names(tmp_path) == [2] and (tmp_path / "checkpoints/damaged-step-00000004").is_dir()
     (path / "state.safetensors").unlink()
-    with pytest.raises(ValueError, match="no checkpoint in .* is whole, step-00000002 are damaged; bring one back"):
-        newest(tmp_path)  # not from zero
+    for _ in range(2):  # not from zero, and not when somebody simply tries again
+        with pytest.raises(ValueError, match="is whole, step-00000002, step-00000004 are damaged; bring one back"):
+            newest(tmp_path)
+
+
+def test_a_disk_that_does_not_answer_says_nothing_about_a_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved(tmp_path, 2, 4)
+
+    def away(self: Path, *_: Any, **__: Any) -> Any:
+        raise OSError(errno.ESTALE, "Stale file handle", str(self))
+
+    with monkeypatch.context() as disk:
+        disk.setattr(Path, "read_text", away)
+        with pytest.raises(ValueError, match="step-00000004 cannot be read now: .*Stale file handle.*start again"):
+            newest(tmp_path)
+    path = newest(tmp_path)
+    assert names(tmp_path) == [2, 4] and path and load(path)["step"] == 4
+
+
+def test_a_disk_that_is_away_for_a_moment_costs_no_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither this one nor those before, which an emptier disk would not have helped."""
+    saved(tmp_path, 2, 4, last=3)
+    write, answers = checkpoints._write, [errno.EIO, errno.ESTALE, 0, *[errno.EIO] * 4]
+
+    def moody(path: Path, *what: Any) -> None:
+        if number := answers.pop(0):
+            raise OSError(number, os.strerror(number), str(path))
+        write(path, *what)
+
+    monkeypatch.setattr(checkpoints, "_write", moody)
+    monkeypatch.setattr(checkpoints, "AGAIN_S", (0.0, 0.0, 0.0))
+    saved(tmp_path, 6, last=3)
+    assert names(tmp_path) == [2, 4, 6]
+    with pytest.raises(
+        OSError, match=r"of step 8 cannot be written to .*Input/output error.*, 4 times; .* from step 6"
+    ):
+        saved(tmp_path, 8, last=3)
+    assert names(tmp_path) == [2, 4, 6] and not answers
 
 
 def test_nothing_there_is_no_fault(tmp_path: Path) -> None:

@@ -37,6 +37,12 @@ def change(values: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
         ("stop.noise_std", -0.1, "stop.noise_std is -0.1: input should be greater than or equal to 0"),
         ("stop.mask_token", False, "mask_token and bias_on_noise are both false"),
         ("encoder.patch_size", 7, "image_size is 16 and patch_size 7; the patch size must divide the image size"),
+        (
+            "keep_every",
+            3,
+            "keep_every is 3 and checkpoint_every 2; of the steps that should stay only those "
+            "with a checkpoint can: make keep_every a multiple of checkpoint_every, or 0",
+        ),
         ("encoder.heads", 5, "encoder width is 24 with 5 heads"),
         ("encoder.image_size", 8, "masks on a 2×2 patch grid leave as few as"),
         ("stop.covariance", "untied", None),

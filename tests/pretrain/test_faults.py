@@ -162,8 +162,9 @@ def test_changed_params_tell_of_the_unfinished_state_and_go_on_from_it_on_purpos
     assert done.stdout.splitlines()[0] == f"{new} goes on from step {taken} of 60 when its stage starts"
     refused = resume(*command.split())
     assert (refused.returncode, refused.stderr) == (
-        2, f"error: {new} has {taken} steps of its own; remove the folder to begin again from {old}\n"
+        2, f"error: {new} has {taken} steps of its own; give --replace to put those of {old} in their place\n"
     )  # fmt: skip
+    assert resume(*command.split(), "--replace").stdout.splitlines()[0] == done.stdout.splitlines()[0]
 
     again = start(tmp_path, tiny, toy_images)
     output, _ = again.communicate(timeout=300)

@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 
 from components.pretrain import checkpoints
 from components.stage import canonical_yaml
+from components.work import alone
 
 from .test_run import SCRATCH, pretrain
 
@@ -103,6 +104,30 @@ def test_bad_input_is_told_before_anything_is_written(tmp_path: Path, tiny: dict
     other = bare(tmp_path, tiny, toy_images)
     _, err = other.communicate(timeout=60)
     assert other.returncode == 2 and "out has training of other params" in err
+
+
+def test_other_data_do_not_continue_it_and_two_at_once_come_one_after_the_other(
+    tmp_path: Path, tiny: dict[str, Any], toy_images: Path
+) -> None:
+    with alone(tmp_path / "out", ""):
+        waiting = bare(tmp_path, tiny, toy_images)
+        assert waiting.stdout
+        said = f"another process trains in {tmp_path / 'out'}; waiting\n"
+        assert said in iter(waiting.stdout.readline, ""), waiting.communicate()  # others tell what is not installed
+        assert not (tmp_path / "out/params.yaml").exists()
+    _, err = waiting.communicate(timeout=120)
+    assert waiting.returncode == 0, err
+    changed = tmp_path / "changed"
+    changed.mkdir()
+    for file in toy_images.iterdir():
+        (changed / file.name).symlink_to(file)
+    card = json.loads((toy_images / "card.json").read_text()) | {"content": "another"}
+    (changed / "card.json").unlink()
+    (changed / "card.json").write_text(json.dumps(card))
+    refused = bare(tmp_path, tiny, changed)
+    _, err = refused.communicate(timeout=60)
+    told = f"error: {tmp_path / 'out'} has training with other content of --dataset; give another --output, or the same data\n"
+    assert (refused.returncode, err) == (2, told)
 
 
 @pytest.mark.faults

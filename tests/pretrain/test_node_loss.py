@@ -57,12 +57,10 @@ class Told:
         return self.text
 
 
-def test_training_goes_on_on_another_node_and_ends_as_if_nothing_had_been(
-    tmp_path: Path, tiny: dict[str, Any], toy_images: Path, nodes: Nodes, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tiny["optimisation"]["epochs"] = 40
-    tiny["scale"]["workers"] = 2
-    lost, place = nodes.add(2), tmp_path / "lost"
+def joined(
+    nodes: Nodes, monkeypatch: pytest.MonkeyPatch, place: Path, values: dict[str, Any], toy: Path
+) -> subprocess.Popen[str]:
+    """Pretraining on that cluster."""
     with monkeypatch.context() as patch:
         for name in os.environ.keys() | nodes.environment:
             if name.startswith("RAY_"):
@@ -70,12 +68,26 @@ def test_training_goes_on_on_another_node_and_ends_as_if_nothing_had_been(
         for name, value in nodes.environment.items():
             if name.startswith("RAY_"):
                 patch.setenv(name, value)
-        driver = start(place, tiny, toy_images)
-    told = Told(driver)
+        return start(place, values, toy)
+
+
+def until_logged(place: Path, driver: subprocess.Popen[str], told: Told, rows: int) -> None:
+    """Returns once it has logged more than so many steps."""
     deadline = time.monotonic() + PATIENCE_S
-    while not [path for path in (place / "work").glob("*/history.jsonl") if logged(path) > 8]:
+    while not [path for path in (place / "work").glob("*/history.jsonl") if logged(path) > rows]:
         assert time.monotonic() < deadline and driver.poll() is None, told.end()
         time.sleep(0.05)
+
+
+def test_training_goes_on_on_another_node_and_ends_as_if_nothing_had_been(
+    tmp_path: Path, tiny: dict[str, Any], toy_images: Path, nodes: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tiny["optimisation"]["epochs"] = 40
+    tiny["scale"]["workers"] = 2
+    lost, place = nodes.add(2), tmp_path / "lost"
+    driver = joined(nodes, monkeypatch, place, tiny, toy_images)
+    told = Told(driver)
+    until_logged(place, driver, told, 8)
     nodes.kill(lost)
     told.until("starting the workers again from step")
     told.until("the Ray cluster of 1 nodes has 0 CPUs (0 free); waiting, for")
@@ -90,3 +102,22 @@ def test_training_goes_on_on_another_node_and_ends_as_if_nothing_had_been(
     assert whole.returncode == 0, output
     for name in ("encoder.safetensors", "predictor.safetensors"):
         assert (tmp_path / "whole" / name).read_bytes() == (place / name).read_bytes()
+
+
+def test_a_node_that_is_drained_is_a_lost_one_and_ray_starts_nothing_by_itself(
+    tmp_path: Path, tiny: dict[str, Any], toy_images: Path, nodes: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cloud takes a machine away and says so before: Ray would start the workers again with the checkpoint that they began with."""
+    tiny["optimisation"]["epochs"] = 50
+    nodes.add(1)
+    (busy,) = nodes.with_cpus()
+    driver = joined(nodes, monkeypatch, tmp_path / "drained", tiny, toy_images)
+    told = Told(driver)
+    until_logged(tmp_path / "drained", driver, told, 8)
+    nodes.add(1)
+    nodes.drain(busy, 3)
+    told.until("starting the workers again from step")
+    output = told.end()
+    assert driver.wait(timeout=60) == 0, output
+    assert steps_of(tmp_path / "drained/history.csv") == list(range(1, 151)) and steps_shown(output)[-1] == 150
+    assert output.count("WARNING: a worker was lost") == 1 and "starting the workers again from step 0" not in output

@@ -3,6 +3,7 @@
 import pytest
 from ray.exceptions import OutOfMemoryError
 from ray.train import WorkerGroupError
+from ray.train.v2._internal.exceptions import WorkerHealthCheckFailedError
 from ray.train.v2.api.exceptions import ControllerError
 
 from components.pretrain.remote import OURS, _cause
@@ -14,6 +15,7 @@ from components.pretrain.remote import OURS, _cause
         ({0: RuntimeError("Connection closed by peer"), 1: ValueError("loss is nan")}, ValueError, "loss is nan"),
         ({0: RuntimeError("Connection closed by peer"), 1: TypeError("a fault of ours")}, TypeError, "a fault of ours"),
         ({0: RuntimeError("Connection closed by peer"), 1: OutOfMemoryError("killed")}, OutOfMemoryError, "killed"),
+        ({0: WorkerHealthCheckFailedError("no answer", OutOfMemoryError("killed"))}, OutOfMemoryError, "killed"),
         ({3: RuntimeError("DataLoader worker (pid 7) is killed")}, RuntimeError, "DataLoader worker (pid 7) is killed"),
     ],
 )

@@ -142,6 +142,13 @@ def test_two_workers_learn_what_one_learns(once: Path, tmp_path: Path, tiny: dic
     for name in numbers[0].keys() - {"images_per_second_mean"}:
         assert numbers[1][name] == pytest.approx(numbers[0][name], rel=1e-3), name
     one, two = load_file(once / "encoder.safetensors"), load_file(tmp_path / "two" / "encoder.safetensors")
+    # Had each worker taken itself for the only one, both would have trained the whole batch, to the same numbers.
+    assert read(tmp_path / "two/state.safetensors")["about"]["world_size"] == 2
+    (history,) = (tmp_path / "two/work").glob("*/history.jsonl")
+    assert [len(json.loads(line)["ranks"]) for line in history.read_text().splitlines()] == [2] * 6
+    client = MlflowClient(f"sqlite:///{tmp_path / 'two/mlflow.db'}")
+    run = client.get_run(json.loads((tmp_path / "two/run.json").read_text())["mlflow_run_id"])
+    assert {f"pretrain/rank{rank}/images_per_second" for rank in (0, 1)} <= run.data.metrics.keys()
     for name, tensor in one.items():
         torch.testing.assert_close(two[name], tensor, rtol=1e-4, atol=1e-5, msg=lambda text, n=name: f"{n}: {text}")
 

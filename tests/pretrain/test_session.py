@@ -15,7 +15,7 @@ from components.pretrain.batches import Batches
 from components.pretrain.contract import PretrainParams
 from components.pretrain.loop import Row, Trainer
 from components.pretrain.parallel import Alone
-from components.pretrain.session import Job, work
+from components.pretrain.session import Job, smaller, work
 
 CPU = torch.device("cpu")
 
@@ -163,7 +163,7 @@ def test_too_little_memory_names_the_ways_out(
         ValueError,
         match=r"out of memory with 16 images at once of a worker's 16 \(optimisation.global_batch_size 16, scale.workers 1, 1 passes a "
         r"step, activation_checkpointing false\): set scale.images_at_once to 8, which changes no result or "
-        r"scale.activation_checkpointing to true; `make preflight`",
+        r"set scale.activation_checkpointing to true; `make preflight`",
     ):
         work(job(tiny, toy_images, tmp_path), Alone(CPU), lambda row, own: None, lambda: False)
 
@@ -184,4 +184,23 @@ def test_another_error_of_torch_stays_what_it_is(
 
     monkeypatch.setattr(Trainer, "forward", broken)
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        work(job(tiny, toy_images, tmp_path), Alone(CPU), lambda row, own: None, lambda: False)
+
+
+def test_ways_out_that_change_results_or_are_none_are_not_named_as_such(tiny: dict[str, Any]) -> None:
+    """Masks of the released sampler depend on the passes; and a pass of one image cannot be halved."""
+    tiny["masks"] |= {"sampler": "legacy", "min_context": 1, "target_scale_min": 0.5, "target_scale_max": 0.5}
+    assert "set scale.images_at_once to 8 or set scale.activation_checkpointing" in smaller(PretrainParams(**tiny), "")
+    tiny["scale"] |= {"images_at_once": 1, "activation_checkpointing": True}
+    told = smaller(PretrainParams(**tiny), "")
+    assert "images_at_once to" not in told and "): give each worker a machine with more memory; " in told
+
+
+def test_a_state_of_another_model_stops_and_is_no_lost_worker(
+    tiny: dict[str, Any], toy_images: Path, tmp_path: Path
+) -> None:
+    tiny["optimisation"]["epochs"] = 1
+    assert work(job(tiny, toy_images, tmp_path), Alone(CPU), lambda row, own: None, lambda: False)
+    tiny["predictor"]["width"] = 8
+    with pytest.raises(ValueError, match=f"step-00000003 does not fit this model: .*; .*remove {tmp_path} to begin at"):
         work(job(tiny, toy_images, tmp_path), Alone(CPU), lambda row, own: None, lambda: False)

@@ -86,6 +86,8 @@ def test_bad_input_changes_nothing(begun: Any, tmp_path: Path) -> None:
     ):
         with work.alone(busy, ""), pytest.raises(ValueError, match=message):
             adopt(mine, source)
-    with pytest.raises(ValueError, match="has 20 steps of its own; remove the folder to begin again from .*busy"):
+    with pytest.raises(
+        ValueError, match="has 20 steps of its own; give --replace to put those of .*busy in their place"
+    ):
         adopt(other, busy)
     assert unfinished.read(mine)["resumed_from"] == []  # type: ignore[index]
