@@ -1,9 +1,10 @@
 """Folders under `work/`, which the runs of all workspaces share: who uses one holds its lock, and only an unused one is removed."""
 
 import fcntl
+import json
 import os
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple, TextIO
@@ -13,9 +14,11 @@ from components.stage import remove
 
 LOCK, FINISHED, USERS = "lock", "finished", "users"
 KEPT_S = 86400.0
-"""How long finished work stays, so that nothing is lost when its results cannot be stored, as on a full disk."""
+"""How long finished work stays at least, where another stage's start would remove it."""
 CONTINUED_S = 14 * KEPT_S
-"""How long unfinished work of the checkout itself, which has no record of its runs, waits to be continued."""
+"""How long work of the checkout itself, which has no record of its runs, waits to be continued, or for its results to be stored."""
+RECORDS, RECORD = "workspaces", "run.json"
+"""A run's project folder is below `workspaces/<run>`, where its record is."""
 
 
 class Use(NamedTuple):
@@ -29,11 +32,16 @@ class Use(NamedTuple):
     finished: bool
 
     def needed(self, unfinished: Collection[Path], checkout: Path) -> bool:
-        """Whether one of the project folders `unfinished`, or the checkout, may go on with it or has still to store its results."""
-        age = time.time() - self.last
-        if self.finished and age > KEPT_S:
-            return False
-        return bool(self.users & set(unfinished)) or (checkout in self.users and age < CONTINUED_S)
+        """Whether one of the project folders `unfinished`, or the checkout, may go on with it or has still to store its results.
+
+        Finished work is no exception: on a full disk a stage ends well and DVC cannot store what it made.
+        """
+        return bool(self.users & set(unfinished)) or (checkout in self.users and self.age < CONTINUED_S)
+
+    @property
+    def age(self) -> float:
+        """Since then, s."""
+        return time.time() - self.last
 
 
 @contextmanager
@@ -60,15 +68,15 @@ def in_use(folder: Path) -> bool:
 
 
 def finish(folder: Path) -> None:
-    """Says that the work in `folder` is done; it may be removed a day later."""
+    """Says that the work in `folder` is done; it may be removed once its results are stored."""
     (folder / FINISHED).touch()
 
 
 def forget_finished(parent: Path) -> None:
-    """Removes the folders in `parent` whose work was done more than a day ago, where no process is in them."""
-    for mark in parent.glob(f"*/{FINISHED}"):
-        if time.time() - mark.stat().st_mtime > KEPT_S:
-            remove_unused(mark.parent)
+    """Removes the folders in `parent` whose work was done more than a day ago and no user has to store, where no process is in them."""
+    for use in _uses(parent.glob(f"*/{LOCK}")):
+        if use.finished and use.age > KEPT_S and not any(_waits(user, use.age) for user in use.users):
+            remove_unused(use.folder)
 
 
 def remove_unused(folder: Path) -> bool:
@@ -88,13 +96,28 @@ def remove_unused(folder: Path) -> bool:
 
 def uses(root: Path) -> list[Use]:
     """What stages keep under the folder `root`: resume state `<stage>/<fingerprint>`, features `<stage>/features/<encoder>`."""
+    return _uses([*root.glob(f"*/*/{LOCK}"), *root.glob(f"*/features/*/{LOCK}")])
+
+
+def _uses(locks: Iterable[Path]) -> list[Use]:
     found = []
-    for lock in sorted([*root.glob(f"*/*/{LOCK}"), *root.glob(f"*/features/*/{LOCK}")]):
+    for lock in sorted(locks):
         done, users = lock.with_name(FINISHED), lock.with_name(USERS)
-        names = users.read_text(encoding="utf-8").splitlines() if users.is_file() else []
-        last = max(path.stat().st_mtime for path in (lock, users, done) if path.is_file())
+        try:
+            names = users.read_text(encoding="utf-8").splitlines() if users.is_file() else []
+            last = max(path.stat().st_mtime for path in (lock, users, done) if path == lock or path.is_file())
+        except FileNotFoundError:  # another process has just removed it
+            continue
         found.append(Use(lock.parent, frozenset(map(Path, names)), last, done.is_file()))
     return found
+
+
+def _waits(user: Path, age: float) -> bool:
+    """Whether a stage's project folder may still have to store work of that age (s): its run is not done, or it has no record of runs."""
+    for folder in user.parents:
+        if folder.parent.name == RECORDS and (folder / RECORD).is_file():
+            return bool(json.loads((folder / RECORD).read_text(encoding="utf-8"))["status"] != "FINISHED")
+    return user.is_dir() and age < CONTINUED_S  # a removed run's is gone
 
 
 @contextmanager

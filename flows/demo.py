@@ -49,7 +49,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("stopped; `make run` continues with what is missing", file=sys.stderr)
+        again = "`make run` with another NAME" if options.name else "`make run`"  # a name is one run's only
+        print(f"stopped; {again} continues with what is missing", file=sys.stderr)
         return 130
 
 

@@ -26,7 +26,7 @@ class Unneeded:
     """Paths below DVC's cache folder."""
 
     used: set[Any] = field(default_factory=set)
-    """DVC's hashes of the objects that stay."""
+    """DVC's hashes of the objects that stay, as long as DVC's locks are held."""
     objects: list[Path] = field(default_factory=list)
     entries: list[Path] = field(default_factory=list)
     """Of the run cache: outputs that are there no more, which DVC would look for in vain, and what is no whole entry."""
@@ -38,39 +38,19 @@ def unneeded(checkout: Path, trees: Sequence[Path], experiments: Collection[str]
     A folder whose list of files is not in the cache, after a disk was full, cannot be restored from it and keeps nothing there.
     Raises ValueError when DVC cannot read one of them: then nobody knows what it needs.
     """
-    found = Unneeded()
-    try:
-        with _locked([checkout, *trees]) as repos:
-            for repo in repos:
-                revisions = list[str]()
-                if repo.root_dir == str(checkout) and _has_git(repo):
-                    staying = [ref for ref in exp_refs(repo.scm) if str(ref) not in experiments]
-                    revisions = list(exp_commits(repo.scm, staying)) if staying else []
-                    needed = repo.used_objs(all_branches=True, all_tags=True, revs=revisions, force=True)
-                else:
-                    needed = repo.used_objs(force=True)
-                found.used.update(*needed.values())
-            kept = set[str]()
-            for store in _stores(repos[0]):
-                names = {each.value for each in found.used if each.name == store.hash_name}
-                for name in store.all():
-                    if name in names:
-                        kept.add(name)
-                    else:
-                        found.objects.append(Path(store.oid_to_path(name)))
-            found.objects += sorted(
-                Path(repos[0].cache.local_cache_dir).rglob(".*.tmp")
-            )  # what a full disk or a kill left
-            found.entries = [path for path in _entries(repos[0]) if not _restorable(path, kept)]
-    except DvcException as error:
-        cause = f"{error}: {error.__cause__}" if error.__cause__ else str(error)
-        raise ValueError(f"DVC cannot tell which data is needed, and none was removed: {cause}") from error
-    return found
-
-
-def clear(checkout: Path, trees: Sequence[Path], found: Unneeded) -> None:
-    """Removes it. Nothing may be at work in the checkout or the trees since `unneeded` looked."""
     with _locked([checkout, *trees]) as repos:
+        return _found(checkout, repos, experiments)
+
+
+def clear(checkout: Path, trees: Sequence[Path], experiments: Collection[str]) -> str:
+    """Removes what `unneeded` tells, looking again, since another command may have ended meanwhile; or says why nothing is removed.
+
+    From its look to its last removal it holds the locks of DVC that a command takes to store anything. Raises as `unneeded` does.
+    """
+    with _locked([checkout, *trees]) as repos:
+        if why_not := busy(checkout):
+            return why_not
+        found = _found(checkout, repos, experiments)
         for store in _stores(repos[0]):
             gc(store, found.used)
         for path in found.objects:
@@ -80,6 +60,7 @@ def clear(checkout: Path, trees: Sequence[Path], found: Unneeded) -> None:
             for folder in (path.parent, path.parent.parent):
                 if not any(folder.iterdir()):
                     folder.rmdir()
+    return ""
 
 
 def forget_experiments(checkout: Path, refs: Sequence[str]) -> None:
@@ -103,6 +84,12 @@ def inside(checkout: Path) -> bool:
         return Path(repo.cache.local_cache_dir).resolve().is_relative_to(checkout.resolve())
 
 
+def busy(checkout: Path) -> str:
+    """Says who runs a stage in the checkout now, outside of any run; '' for nobody."""
+    pids = at_work(checkout)
+    return f"DVC is at work in {checkout} (process {', '.join(map(str, pids))})" if pids else ""
+
+
 def at_work(root: Path) -> list[int]:
     """Processes of DVC that run a stage in `root` now, whoever started them."""
     path = root / ".dvc" / "tmp" / "rwlock"
@@ -115,11 +102,37 @@ def at_work(root: Path) -> list[int]:
 
 @contextmanager
 def _locked(roots: Sequence[Path]) -> Iterator[list[Repo]]:
-    with ExitStack() as stack:
-        repos = [stack.enter_context(Repo(str(root), _wait_for_lock=True)) for root in roots]
-        for repo in repos:
-            stack.enter_context(repo.lock)
-        yield repos
+    try:
+        with ExitStack() as stack:
+            repos = [stack.enter_context(Repo(str(root), _wait_for_lock=True)) for root in roots]
+            for repo in repos:
+                stack.enter_context(repo.lock)
+            yield repos
+    except DvcException as error:
+        cause = f"{error}: {error.__cause__}" if error.__cause__ else str(error)
+        raise ValueError(f"DVC cannot tell which data is needed, and none was removed: {cause}") from error
+
+
+def _found(checkout: Path, repos: Sequence[Repo], experiments: Collection[str]) -> Unneeded:
+    found, kept = Unneeded(), set[str]()
+    for repo in repos:
+        if repo.root_dir == str(checkout) and _has_git(repo):
+            staying = [ref for ref in exp_refs(repo.scm) if str(ref) not in experiments]
+            revisions = list(exp_commits(repo.scm, staying)) if staying else []
+            needed = repo.used_objs(all_branches=True, all_tags=True, revs=revisions, force=True)
+        else:
+            needed = repo.used_objs(force=True)
+        found.used.update(*needed.values())
+    for store in _stores(repos[0]):
+        names = {each.value for each in found.used if each.name == store.hash_name}
+        for name in store.all():
+            if name in names:
+                kept.add(name)
+            else:
+                found.objects.append(Path(store.oid_to_path(name)))
+    found.objects += sorted(Path(repos[0].cache.local_cache_dir).rglob(".*.tmp"))  # what a full disk or a kill left
+    found.entries = [path for path in _entries(repos[0]) if not _restorable(path, kept)]
+    return found
 
 
 def _has_git(repo: Repo) -> bool:

@@ -33,7 +33,7 @@ class Plan:
     """Folders in workspaces/ without a record, which nothing can continue."""
     folders: list[Path]
     """Logs, and indices that DVC has of trees."""
-    work: list[Path]
+    work: list[work.Use]
     rows: dict[str, str]
     """In MLflow, as `removal.doomed` has them."""
     data: garbage.Unneeded | None
@@ -63,23 +63,27 @@ def plan(checkout: Path, keep: int, named: Sequence[str]) -> Plan:
     indices = [garbage.index_of(tree) for tree in trees]
     why_not, data = _busy(checkout, every), None
     if not why_not:
-        staying = [tree for one in decisions if one.stays and (tree := _tree(checkout, one.record)) is not None]
-        data = garbage.unneeded(checkout, staying, {record.experiment for record in going})
+        data = garbage.unneeded(checkout, _staying(checkout, decisions), _experiments(going))
     rows = removal.doomed(checkout, {record.parent for record in going if record.parent})
     return Plan(decisions, strays, [*logs, *indices], _idle_work(checkout, decisions), rows, data, why_not)
 
 
 def apply(checkout: Path, found: Plan) -> list[str]:
-    """Does what the plan says; what could not be done. A run's record goes last, so that whatever ends this, it can be done again."""
+    """Does what the plan says; what could not be done. A run's record goes last, so that whatever ends this, it can be done again.
+
+    What a command of DVC or a stage has made since the plan, outside of any run, stays. Raises ValueError when DVC cannot tell by now.
+    """
     from components.tracking import removal
 
     left = [removal.remove(checkout, found.rows)]
     removal.forget_journals(checkout, {record.parent for record in found.going if record.parent}, found.rows)
-    garbage.forget_experiments(checkout, [record.experiment for record in found.going if record.experiment])
-    left += [f"{path} is in use" for path in found.work if not work.remove_unused(path)]
+    garbage.forget_experiments(checkout, _experiments(found.going))
+    idle = {use.folder for use in _idle_work(checkout, found.decisions)}  # again: somebody may have come and gone
+    going = [use.folder for use in found.work if use.folder in idle]
+    left += [f"{folder} is in use" for folder in going if not work.remove_unused(folder)]
     if found.data is not None:
-        staying = [tree for one in found.decisions if one.stays and (tree := _tree(checkout, one.record)) is not None]
-        garbage.clear(checkout, staying, found.data)
+        why_not = garbage.clear(checkout, _staying(checkout, found.decisions), _experiments(found.going))
+        left += [f"DVC's cache stays as it is: {why_not}"] if why_not else []
     for path in [*found.folders, *found.strays, *(records.folder(checkout, record.name) for record in found.going)]:
         remove(path)
     return [line for line in left if line]
@@ -89,10 +93,11 @@ def told(checkout: Path, found: Plan, done: bool) -> str:
     """The plan for a person, with what each part frees."""
     lines = [f"{one.record.name}: stays, it {one.why}" for one in found.decisions if one.stays]
     lines += [f"{record.name}: {'gone' if done else 'goes'} ({record.status.lower()})" for record in found.going]
+    lines += _lost(checkout, found, "gone" if done else "goes")
     groups = {
         "folders of runs": [*(records.folder(checkout, record.name) for record in found.going), *found.strays],
         "logs and indices": found.folders,
-        "resume state and features": found.work,
+        "resume state and features": [use.folder for use in found.work],
     }
     if found.data is not None:
         groups |= {"objects of DVC's cache": found.data.objects, "entries of its run cache": found.data.entries}
@@ -100,7 +105,7 @@ def told(checkout: Path, found: Plan, done: bool) -> str:
     lines += [f"{len(paths):6d} {name}, {sizes[name] / 2**20:.1f} MiB" for name, paths in groups.items()]
     lines += [f"{sum(not heir for heir in found.rows.values()):6d} rows in MLflow"]
     lines += [f"DVC's cache stays as it is: {found.why_not}"] if found.why_not else []
-    lines += ["" if done else "Nothing was removed. `make gc APPLY=1` does it"]
+    lines += ["" if done else "Nothing was removed. The same command with APPLY=1 does it"]
     return "\n".join(lines).rstrip()
 
 
@@ -122,24 +127,47 @@ def _tree(checkout: Path, record: records.Record) -> Path | None:
     return root if not record.in_place and root != checkout and (root / ".dvc").is_dir() else None
 
 
+def _staying(checkout: Path, decisions: Sequence[Decision]) -> list[Path]:
+    """The trees of runs that stay."""
+    return [tree for one in decisions if one.stays and (tree := _tree(checkout, one.record)) is not None]
+
+
+def _experiments(going: Sequence[records.Record]) -> list[str]:
+    return [record.experiment for record in going if record.experiment]
+
+
 def _busy(checkout: Path, every: Sequence[records.Record]) -> str:
     """Why data must not be removed now: what a stage has just made, only its process knows."""
     running = [record.name for record in every if records.alive(checkout, record)]
     if running:
         return f"run {', '.join(running)} is at work, and may need any of it"
-    if pids := garbage.at_work(checkout):
-        return f"DVC is at work in {checkout} (process {', '.join(map(str, pids))})"
+    if why_not := garbage.busy(checkout):
+        return why_not
     return "" if garbage.inside(checkout) else "it is not in this project's folder, so others may use it"
 
 
-def _idle_work(checkout: Path, decisions: Sequence[Decision]) -> list[Path]:
+def _idle_work(checkout: Path, decisions: Sequence[Decision]) -> list[work.Use]:
     """Resume state and features that neither a run which may go on nor the checkout needs."""
-    unfinished = {
-        Path(one.record.root).resolve()
-        for one in decisions
-        if one.stays and one.record.status != "FINISHED" and one.record.root
-    }
-    return [use.folder for use in work.uses(checkout / "work") if not use.needed(unfinished, checkout)]
+    unfinished = _unfinished([one.record for one in decisions if one.stays])
+    return [use for use in work.uses(checkout / "work") if not use.needed(unfinished, checkout)]
+
+
+def _unfinished(runs: Sequence[records.Record]) -> set[Path]:
+    """Where those of the runs work that are not done."""
+    return {Path(record.root).resolve() for record in runs if record.status != "FINISHED" and record.root}
+
+
+def _lost(checkout: Path, found: Plan, gone: str) -> list[str]:
+    """One line for each resume state that goes although it has more to come, or results that were perhaps never stored."""
+    from components.pretrain import unfinished  # imports the contracts of stages
+
+    undone, lines = _unfinished(found.going), []
+    for use in found.work:
+        if use.folder.parent.name != "features" and (not use.finished or use.users & undone):
+            about = unfinished.read(use.folder)
+            far = f"step {about['step']} of {about['steps']}" if about else "all done" if use.finished else "not done"
+            lines.append(f"{use.folder.relative_to(checkout)}: {gone}, {far}")
+    return lines
 
 
 def _size(path: Path) -> int:
@@ -149,7 +177,7 @@ def _size(path: Path) -> int:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit status 0; 2 for a run that cannot go, with one message and nothing changed."""
+    """Exit status 0; 2 with one message for a run that cannot go, and then nothing changed, or when DVC cannot tell what is needed."""
     parser = argparse.ArgumentParser(prog="python -m flows.gc", description=__doc__, allow_abbrev=False)
     parser.add_argument("--keep", type=int, default=KEEP, metavar="N", help=f"newest runs that stay ({KEEP})")
     parser.add_argument(

@@ -81,8 +81,8 @@ def claim(checkout: Path, name: str, owner: str) -> tuple[Record, bool]:
         known = read(checkout, name)
         if known and known.owner != owner:
             raise ValueError(
-                f"run name {name!r} is taken by the run of {known.created[:19]} UTC ({known.status.lower()}); its results stay as "
-                f"they are: give this run another name, or remove that one with `make gc REMOVE={name} APPLY=1`"
+                f"run name {name!r} is taken by the run of {known.created[:19]} UTC ({state(checkout, known)}); its results stay as "
+                f"they are: {ways_out(checkout, known, 'this run')}"
             )
         if known and alive(checkout, known):
             raise ValueError(f"run {name!r} is {at_work(known)}; wait until it has ended, or cancel it first")
@@ -125,6 +125,25 @@ def alive(checkout: Path, record: Record) -> bool:
         except BlockingIOError:
             return True
     return False
+
+
+def state(checkout: Path, record: Record) -> str:
+    """How it stands with a run, in one word for a person: of one that says RUNNING, whether it still is."""
+    return "killed" if record.status == "RUNNING" and not alive(checkout, record) else record.status.lower()
+
+
+def ways_out(checkout: Path, record: Record, mine: str) -> str:
+    """What to do for `mine`, whose name run `record` has. To remove one that is not done is none: its resume state would go, too."""
+    if record.status == "FINISHED":
+        return f"give {mine} another name, or remove that run with `make gc REMOVE={record.name} APPLY=1`"
+    if alive(checkout, record):
+        return f"give {mine} another name; that run is {at_work(record)}"
+    kind, _, rest = record.owner.partition(":")
+    by = f"`make ablation NAME={rest.rpartition('/')[0]}` with its values" if kind == "ablation" else ""
+    return (
+        f"give {mine} another name, and what has the same values, data and code goes on from the resume state of that run, which is not "
+        f"done; or go on with that run itself: {by or 'Retry on its page in Prefect, if it was started there'}"
+    )
 
 
 def at_work(record: Record) -> str:

@@ -110,7 +110,7 @@ def failure_message(tail: list[str]) -> str:
     if full := next((line for line in lines if FULL in line), ""):
         return (
             f"error: the disk is full: {full.removeprefix('ERROR: ')}\nMake room (`make gc` shows what no kept run needs), then retry "
-            "this run: what is recorded stays, and the stage goes on from its resume state"
+            "this run, or start it again: what is recorded stays, and the stage goes on from its resume state"
         )
     if unstored:
         return f"error: DVC could not store what the stage made: {unstored.removeprefix('ERROR: ')}"

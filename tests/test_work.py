@@ -1,5 +1,6 @@
 """Folders that processes share: nobody loses what it uses, and nobody spoils what another one writes."""
 
+import fcntl
 import os
 import subprocess
 import sys
@@ -10,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from components.work import FINISHED, KEPT_S, alone, finish, forget_finished, remove_unused, together
+from components.stage import write_json
+from components.work import KEPT_S, LOCK, alone, finish, forget_finished, remove_unused, together
 
 # Each of some processes enters a folder many times, and always tries to remove both; `file` is there only while someone is in.
 MEMBER = """
@@ -84,15 +86,31 @@ def test_alone_means_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert remove_unused(folder) and not (folder).exists()
 
 
-def test_finished_work_goes_after_a_day_and_unfinished_stays(tmp_path: Path) -> None:
-    for name in ("unfinished", "fresh", "old", "used"):
-        with together(tmp_path / name):
-            (tmp_path / name / "checkpoint").touch()
-    for name in ("fresh", "old", "used"):
-        finish(tmp_path / name)
-    for name in ("old", "used"):
-        long_ago = time.time() - KEPT_S - 1
-        os.utime(tmp_path / name / FINISHED, (long_ago, long_ago))
-    with together(tmp_path / "used"):
-        forget_finished(tmp_path)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["fresh", "unfinished", "used"]
+def test_finished_work_goes_after_a_day_and_what_somebody_may_need_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, status in (("stored", "FINISHED"), ("unstored", "FAILED")):
+        (tree := tmp_path / "workspaces" / name / "tree").mkdir(parents=True)
+        write_json(tree.with_name("run.json"), {"status": status})
+    for name, user, age in (
+        ("unfinished", "workspaces/stored/tree", 99.0),
+        ("fresh", "workspaces/stored/tree", 0.5),
+        ("old", "workspaces/stored/tree", 2.0),
+        ("used", "workspaces/stored/tree", 2.0),
+        ("of a run that failed", "workspaces/unstored/tree", 99.0),
+        ("of a run that is gone", "workspaces/gone/tree", 2.0),
+        ("of the checkout", ".", 2.0),
+        ("of the checkout long ago", ".", 15.0),
+    ):
+        monkeypatch.setenv("DVC_ROOT", str(tmp_path / user))
+        with together(tmp_path / "work" / name):
+            (tmp_path / "work" / name / "checkpoint").touch()
+        if name != "unfinished":
+            finish(tmp_path / "work" / name)
+        for path in (tmp_path / "work" / name).iterdir():
+            os.utime(path, (time.time() - age * KEPT_S,) * 2)
+    with (tmp_path / "work/used" / LOCK).open() as held:
+        fcntl.flock(held, fcntl.LOCK_SH)
+        forget_finished(tmp_path / "work")
+    left = ["fresh", "of a run that failed", "of the checkout", "unfinished", "used"]
+    assert sorted(path.name for path in (tmp_path / "work").iterdir()) == left

@@ -115,16 +115,16 @@ def missing(
 
 def _taken(checkout: Path, record: records.Record, mine: str, member: Member, known: Note | None) -> str:
     """Why the name cannot be used, or ''."""
-    remove = f"give the ablation another name, or remove that run with `make gc REMOVE={member.name} APPLY=1`"
+    ways_out = records.ways_out(checkout, record, "the ablation")
     if record.owner != mine or known is None:
-        return f"the name is taken by another run, of {record.created[:19]} UTC; {remove}"
+        return f"the name is taken by another run, of {record.created[:19]} UTC; {ways_out}"
     if records.alive(checkout, record):
         return f"it is {records.at_work(record)}; wait until that has ended, or cancel it first"
     if differing := _difference(flatten(known.sections, "."), flatten(member.sections, ".")):
         values = [f"{path} is {now!r} and was {before!r}" for path, (before, now) in list(differing.items())[:3]]
         more = f" and {len(differing) - 3} more" if len(differing) > 3 else ""
         return (
-            f"a run of {record.created[:19]} UTC has this name with other values: {', '.join(values)}{more}; {remove}"
+            f"a run of {record.created[:19]} UTC has this name with other values: {', '.join(values)}{more}; {ways_out}"
         )
     return ""
 

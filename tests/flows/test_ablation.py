@@ -24,6 +24,8 @@ from components.stage import canonical_yaml, read_yaml
 from flows import records
 from flows.ablation import ablation
 from flows.ablations import standing
+from flows.ablations.cells import Cell
+from flows.ablations.members import Member
 
 PROJECT = Path(__file__).parents[2]
 HEIGHT = "clevr.height"
@@ -292,6 +294,19 @@ def test_ctrl_c_ends_the_members_and_the_next_run_goes_on(ready, prefect, until,
     done = subprocess.run(command, cwd=PROJECT, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert ran(ready) == ["8 1", "8 2"]
+
+
+def test_a_run_that_is_not_done_is_not_offered_for_removal(toy) -> None:
+    names = {"trial-a": "FINISHED", "trial-b": "FAILED"}
+    for name, status in names.items():
+        record, _ = records.claim(toy.root, name, "prefect:of-somebody")
+        records.write(toy.root, dataclasses.replace(record, status=status))
+    cell = Cell("", (), {}, {})
+    with pytest.raises(ValueError) as refusal:
+        standing.missing(toy.root, "trial", [Member(name, cell, 1, {}) for name in names], [], "refuse")
+    done, failed = str(refusal.value).splitlines()
+    assert done.endswith("remove that run with `make gc REMOVE=trial-a APPLY=1`")
+    assert "REMOVE" not in failed and "give the ablation another name, and what has the same values, data" in failed
 
 
 def test_a_member_that_is_at_work_again_keeps_its_workspace(tmp_path) -> None:

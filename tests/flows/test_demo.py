@@ -94,14 +94,14 @@ def test_a_failed_then_a_mended_run_with_a_preset(tracked, prefect: str) -> None
 
 def test_ctrl_c_ends_stages_and_server_and_says_how_to_go_on(tracked, alive: Callable[[list[int]], list[int]]) -> None:
     tracked.script("prepare", "echo pid $$; sleep 600")
-    process = start(tracked, "")
+    process = start(tracked, "", "--name", "big")
     assert process.stdout
     stage = int(next(line for line in process.stdout if "] pid " in line).split()[-1])
     tree = [child.pid for child in psutil.Process(process.pid).children(recursive=True)]
     assert stage in tree
     os.killpg(process.pid, signal.SIGINT)  # as a terminal sends it: to everything in the foreground
     _, err = process.communicate(timeout=300)
-    assert (process.returncode, err) == (130, "stopped; `make run` continues with what is missing\n")
+    assert (process.returncode, err) == (130, "stopped; `make run` with another NAME continues with what is missing\n")
     assert not alive(tree)
 
 

@@ -19,6 +19,7 @@ from mlflow.entities import ViewType
 from prefect import flow
 
 from components import work
+from components.stage import write_json
 from components.tracking import removal
 from components.tracking.database import database
 from components.tracking.journal import journals
@@ -103,7 +104,7 @@ def test_what_goes_is_gone_everywhere_and_what_stays_works(
     told = capsys.readouterr().out
     assert "old: goes (finished)\n" in told and "kept: stays, it is one of the newest 1\n" in told
     assert "broken: stays, it can be continued" in told and "1 rows in MLflow" in told
-    assert told.endswith("Nothing was removed. `make gc APPLY=1` does it\n")
+    assert told.endswith("Nothing was removed. The same command with APPLY=1 does it\n")
     assert files(toy.root) == before
 
     assert gc.main(["--root", str(toy.root), "--keep", "1", "--apply"]) == 0
@@ -176,6 +177,35 @@ def test_data_of_a_stage_that_runs_outside_of_any_flow_is_left_alone(toy, until,
             (toy.root / "go").touch()
     assert repro.returncode == 0
     assert gc.main(["--root", str(toy.root), "--apply"]) == 0 and "DVC is at work" not in capsys.readouterr().out
+
+
+def test_what_is_made_between_the_look_and_the_removal_stays(toy, until, capsys: pytest.CaptureFixture[str]) -> None:
+    garbage = toy.root / ".dvc/cache/files/md5/00" / ("0" * 30)
+    garbage.parent.mkdir(parents=True)
+    garbage.write_text("nobody's")
+    found = gc.plan(toy.root, 20, [])
+    assert found.data is not None
+    (toy.root / "new").write_text("new")
+    added, ran = toy.dvc("add", "new"), toy.dvc("repro")
+    assert added.returncode == ran.returncode == 0, added.stderr + ran.stderr
+    assert gc.apply(toy.root, found) == [] and not garbage.exists()
+    shutil.rmtree(toy.root / "data/prepared")
+    (toy.root / "new").unlink()
+    assert toy.dvc("checkout").returncode == 0 and (toy.root / "new").read_text() == "new"
+    assert toy.dvc("status").stdout.strip() == "Data and pipelines are up to date."
+
+    garbage.parent.mkdir(parents=True, exist_ok=True)
+    garbage.write_text("nobody's")
+    found = gc.plan(toy.root, 20, [])
+    toy.script("clevr", "mkdir at-work; until [ -e go ]; do sleep 0.05; done; echo 1 > metrics/clevr.json")
+    command = [sys.executable, "-m", "dvc", "repro", "clevr"]
+    with subprocess.Popen(command, cwd=toy.root, stdout=subprocess.DEVNULL) as repro:
+        try:
+            until((toy.root / "at-work").is_dir)
+            why_not = f"DVC's cache stays as it is: DVC is at work in {toy.root} (process {repro.pid})"
+            assert gc.apply(toy.root, found) == [why_not] and garbage.exists()
+        finally:
+            (toy.root / "go").touch()
 
 
 def test_without_git(toy, capsys: pytest.CaptureFixture[str]) -> None:
@@ -278,23 +308,60 @@ def test_resume_state_stays_while_a_run_may_go_on_with_it(toy, monkeypatch: pyte
         "finished": ["finished"],
         "removed": ["removed"],
         "by-hand": [""],
-        "stored": [""],
+        "trained-by-hand": [""],
+        "trained": ["failed"],
+        "stored": ["finished"],
         "old": [""],
+        "old-trained": [""],
     }.items():
         folders[name] = root / "work/pretrain" / name
         for user in users:
             monkeypatch.setenv("DVC_ROOT", str(tree.get(user, root)))
             with work.alone(folders[name], "busy"):
                 (folders[name] / "checkpoint").touch()
-    work.finish(folders["stored"])
-    for name, age in (("stored", work.KEPT_S), ("old", work.CONTINUED_S)):
+    for name in ("trained-by-hand", "trained", "stored", "old-trained"):
+        work.finish(folders[name])
+    for name, days in {"trained-by-hand": 3, "trained": 40, "stored": 3, "old": 15, "old-trained": 15}.items():
         for path in folders[name].iterdir():
-            os.utime(path, (time.time() - age - 9,) * 2)
+            os.utime(path, (time.time() - days * 86400,) * 2)
     for name, status in (("failed", "FAILED"), ("finished", "FINISHED")):
         tree[name].mkdir(parents=True)
         records.write(
             root, Record(name, "prefect:1", records.now(), root=str(tree[name]), status=status, ended=records.now())
         )
     assert gc.main(["--root", str(root), "--apply"]) == 0
-    assert sorted(path.name for path in (root / "work/pretrain").iterdir()) == ["by-hand", "failed"]
+    left = ["by-hand", "failed", "trained", "trained-by-hand"]
+    assert sorted(path.name for path in (root / "work/pretrain").iterdir()) == left
     assert json.loads((root / "workspaces/failed/run.json").read_text())["status"] == "FAILED"
+
+
+def test_what_naming_an_unfinished_run_would_cost_is_told(
+    toy, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tree := toy.root / "workspaces/big/tree").mkdir(parents=True)
+    monkeypatch.setenv("DVC_ROOT", str(tree))
+    for name, about in {
+        "pretrain/half": {"step": 400, "steps": 1000},
+        "pretrain/unstored": {"step": 9, "steps": 9},
+        "finetune/half": {},
+        "davis/done": {},
+        "analysis/features/toy": {},
+    }.items():
+        with work.alone(toy.root / "work" / name, "busy"):
+            if about:
+                write_json(toy.root / "work" / name / "about.json", about)
+    for name in ("pretrain/unstored", "davis/done"):
+        work.finish(toy.root / "work" / name)
+    records.write(toy.root, Record("big", "prefect:1", records.now(), root=str(tree), status="KILLED"))
+    assert gc.main(["--root", str(toy.root), "--remove", "big"]) == 0
+    told = capsys.readouterr().out.splitlines()
+    assert told[0] == "big: goes (killed)"
+    assert told[1:5] == [
+        "work/davis/done: goes, all done",
+        "work/finetune/half: goes, not done",
+        "work/pretrain/half: goes, step 400 of 1000",
+        "work/pretrain/unstored: goes, step 9 of 9",
+    ]
+    assert not any("work/" in line for line in told[5:])
+    assert told[-1] == "Nothing was removed. The same command with APPLY=1 does it"
+    assert (toy.root / "work/pretrain/half/about.json").is_file()

@@ -197,6 +197,27 @@ def test_a_name_is_one_runs_only(toy) -> None:
     assert records.read(toy.root, "one").status == "FINISHED"
 
 
+def test_nobody_is_told_to_remove_a_run_that_is_not_done(toy) -> None:
+    for name, owner, status in (
+        ("done", "prefect:1", "FINISHED"),
+        ("big", "prefect:1", "FAILED"),
+        ("trial-seed-1", "ablation:trial/trial-seed-1", "KILLED"),
+    ):
+        opened(toy, name, owner).end(status)
+    (held := opened(toy, "held")).know(process=7, host="far")
+    told = {}
+    for name in ("done", "big", "trial-seed-1", "held"):
+        with pytest.raises(ValueError, match="is taken by the run of") as refusal:
+            opened(toy, name, "prefect:2")
+        told[name] = str(refusal.value)
+    held.end("FINISHED")
+    assert [name for name, text in told.items() if "REMOVE" in text] == ["done"]
+    assert "(failed)" in told["big"] and "give this run another name, and what has the same values" in told["big"]
+    assert told["big"].endswith("or go on with that run itself: Retry on its page in Prefect, if it was started there")
+    assert told["trial-seed-1"].endswith("`make ablation NAME=trial` with its values")
+    assert told["held"].endswith("give this run another name; that run is at work in process 7 of far")
+
+
 def test_who_is_at_work_is_known_from_elsewhere(toy) -> None:
     hold = "import sys; from pathlib import Path; from flows import records; records.claim(Path(sys.argv[1]), 'far', 'me'); "
     command = [sys.executable, "-c", hold + "print('here', flush=True); sys.stdin.read()", str(toy.root)]
