@@ -62,6 +62,7 @@ def run_stage(arguments: list[str]) -> int:
     os.environ.pop("MLFLOW_RUN_ID", None)  # it would make this stage write into a run that is not its own
     from components import tracking  # imports mlflow: only once the input is known to be good
 
+    tracking.database(tracking.project_root())  # an address that won't do is told before libraries are loaded
     run = importlib.import_module(f"components.{stage}.run").run
     with tracking.stage_run(stage, contract, params, inputs, outputs) as record:
         record.finish(run(params, inputs, outputs))

@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 import time
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -111,16 +112,38 @@ def finish_pipeline(
 
 
 def _link(run: Run, root: Path, finished: Collection[str] | None) -> None:
-    """Ties the stages' rows to the pipeline's, and tags them with DVC's hashes of what they put out."""
+    """Ties the stages' rows to the pipeline's, and tags them with DVC's hashes of what they put out.
+
+    A stage from DVC's cache may have its row in another database, as its file tells: that one is named and left.
+    """
     current = current_names(root / "params")
     for path in sorted((root / "runs").rglob("*.json")):
         about = json.loads(path.read_text(encoding="utf-8"))
         stage, child = about["stage"], about["mlflow_run_id"]
         if child and stage in current and wanted(stage, finished):
+            if about["tracking_uri"] != run.database.uri and not _here_too(run.database, child):
+                where = f"MLflow at {about['tracking_uri']}, not at {run.database.uri}"
+                print(f"warning: {stage} has its row {child} in {where}; it is not linked", file=sys.stderr)
+                continue
             run.tags({f"linked.{stage.replace('/', '.')}": child})
             run.adopt(child)
             if finished is not None:
                 run.tags({f"dvc.{out}": md5 for out, md5 in outs(root, {stage.replace("/", "@", 1)}).items()}, child)
+
+
+def _here_too(store: Database, child: str) -> bool:
+    """Whether a row that was written under another address is in this database as well: a server and its sqlite file share rows.
+
+    True while MLflow is away, since nobody can tell.
+    """
+    pending = child.startswith(PENDING)
+    condition = f"tags.journal = '{child.removeprefix(PENDING)}'" if pending else f"attributes.run_id = '{child}'"
+    try:
+        with away():
+            client = store.client()
+            return bool(client.search_runs([store.experiment(client)], condition, max_results=1))
+    except AwayError:
+        return True
 
 
 def _params(root: Path) -> dict[str, Any]:

@@ -87,11 +87,12 @@ class _Follower:
                     not_before = time.monotonic() + (time.monotonic() - start) / DRAWING_SHARE
 
     def _told(self, write: Callable[[T], None], what: T) -> None:
-        """Does it; a disk that is full now costs this line of the record, not all that would follow."""
+        """Does it; a disk that is full now, or a listener's fault, costs this line of the record, not all that would follow."""
         try:
             write(what)
-        except OSError as error:
-            progress.show(f"WARNING: the curves of this step were not written: {error}; training goes on")
+        except Exception as error:
+            said = error if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
+            progress.show(f"WARNING: the curves of this step were not written: {said}; training goes on")
 
     def _take(self, line: dict[str, Any]) -> None:
         # Workers that were started again compute the steps after the checkpoint again, to the same numbers.

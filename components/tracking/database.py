@@ -64,8 +64,17 @@ def project_root() -> Path:
 
 
 def uri(root: Path) -> str:
-    """Where MLflow stores: MLFLOW_TRACKING_URI, else a sqlite file at an absolute path in the project."""
-    return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{root / 'mlflow.db'}"
+    """Where MLflow stores: MLFLOW_TRACKING_URI, else a sqlite file at an absolute path in the project.
+
+    Raises ValueError for a relative path there: the flow and the stages work in different folders and would each have a file of their own.
+    """
+    where = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{root.absolute() / 'mlflow.db'}"
+    if (file := Database(where, root).file) and not file.is_absolute():
+        raise ValueError(
+            f"MLFLOW_TRACKING_URI is {where!r}, a sqlite file at a relative path; it must be absolute, as in "
+            f"sqlite:///{root.absolute() / file}, or unset it for mlflow.db in the project"
+        )
+    return where
 
 
 def existing(root: Path) -> str:

@@ -12,23 +12,18 @@ from components.tracking.journal import Journal, Operation, journals
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
+    from mlflow.exceptions import MlflowException
 
 BATCH = 1000
 """MLflow's limit for the metrics of one request."""
 PENDING = "pending-"
 """Before a journal's id: the handle of a run that MLflow has not yet got."""
-REFUSALS = {
-    "INVALID_PARAMETER_VALUE",
-    "RESOURCE_DOES_NOT_EXIST",
-    "RESOURCE_ALREADY_EXISTS",
-    "INVALID_STATE",
-    "PERMISSION_DENIED",
-}
-"""What MLflow would answer every time; anything else may pass."""
+REFUSALS = {"INVALID_PARAMETER_VALUE", "RESOURCE_ALREADY_EXISTS", "INVALID_STATE"}
+"""What MLflow would answer every time, of a row that is not in its bin; anything else may pass."""
 
 
 class AwayError(Exception):
-    """MLflow cannot be reached, or cannot write now."""
+    """MLflow cannot be reached, or doesn't write now."""
 
 
 def deliver(journal: Journal, database: Database) -> None:
@@ -36,12 +31,13 @@ def deliver(journal: Journal, database: Database) -> None:
     with away(), journal.alone("send"):
         client = database.client()
         for operation, end in _merged(journal):
+            taken = True
             if operation["op"] == "create":
                 _created(journal, database)
             else:
-                _apply(client, database, journal, journal.state().run_id, operation)
+                taken = _apply(client, database, journal, journal.state().run_id, operation)
             journal.note(offset=end)
-            if operation["op"] == "artifact":
+            if taken and operation["op"] == "artifact":
                 (journal.files / operation["file"]).unlink(missing_ok=True)
 
 
@@ -73,7 +69,10 @@ def _created(journal: Journal, database: Database) -> str:
 
 @contextmanager
 def away() -> Iterator[None]:
-    """Turns what shows that MLflow is away into AwayError, and keeps its own tracebacks of that out of the logs."""
+    """Turns whatever MLflow's client raises into AwayError, and keeps its own tracebacks of that out of the logs.
+
+    The stores of artefacts raise what their libraries do, which have no class in common and may not be installed.
+    """
     from mlflow.exceptions import MlflowException
     from sqlalchemy.exc import SQLAlchemyError
 
@@ -83,8 +82,14 @@ def away() -> Iterator[None]:
         logger.setLevel(logging.CRITICAL)
     try:
         yield
-    except (MlflowException, SQLAlchemyError, OSError) as error:
-        raise AwayError(str(error).strip().splitlines()[0] if str(error).strip() else repr(error)) from error
+    except AwayError:
+        raise
+    except Exception as error:
+        said = str(error).strip().splitlines()
+        known = isinstance(error, MlflowException | SQLAlchemyError | OSError)  # these say themselves what they are
+        raise AwayError(
+            (said[0] if known else f"{type(error).__name__}: {said[0]}") if said else repr(error)
+        ) from error
     finally:
         for logger, level in zip(noisy, levels, strict=True):
             logger.setLevel(level)
@@ -120,11 +125,11 @@ def _create(client: "MlflowClient", database: Database, journal: Journal, operat
     return str(run.info.run_id)
 
 
-def _apply(client: "MlflowClient", database: Database, journal: Journal, run_id: str, operation: Operation) -> None:
-    """One operation. What MLflow will never take is told and left."""
+def _apply(client: "MlflowClient", database: Database, journal: Journal, run_id: str, operation: Operation) -> bool:
+    """One operation; whether MLflow took it. What it will never take is told and left."""
     from mlflow.exceptions import MlflowException
 
-    kind = operation["op"]
+    kind, own = operation["op"], run_id
     if kind == "adopt":
         operation = {"child": resolved(database, operation["child"])}
     elif kind == "tags":
@@ -135,9 +140,22 @@ def _apply(client: "MlflowClient", database: Database, journal: Journal, run_id:
     try:
         KINDS[kind](client, run_id, operation)
     except MlflowException as error:
-        if error.error_code not in REFUSALS:
+        if not _final(client, error, own, operation["child"] if kind == "adopt" else run_id):
             raise
-        print(f"warning: MLflow refused {kind}: {error}; {journal.path} keeps it", file=sys.stderr)
+        print(f"warning: MLflow refused {kind}: {error}; {journal.path} keeps it, it isn't sent again", file=sys.stderr)
+        return False
+    return True
+
+
+def _final(client: "MlflowClient", error: "MlflowException", own: str, concerned: str) -> bool:
+    """Whether MLflow would say the same every time of the row `concerned`.
+
+    The journal's `own` row may come back from the bin, and a right to write be given again. Another's is not waited for: everything
+    behind would wait for it.
+    """
+    if concerned != own:
+        return error.error_code in REFUSALS | {"RESOURCE_DOES_NOT_EXIST"}
+    return error.error_code in REFUSALS and client.get_run(own).info.lifecycle_stage == "active"
 
 
 def _metrics(client: "MlflowClient", run_id: str, operation: Operation) -> None:

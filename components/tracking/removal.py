@@ -90,10 +90,8 @@ def _client(checkout: Path) -> Any:
     """MLflow's client, or None where a sqlite file would have to be made first."""
     from mlflow import MlflowClient
 
-    try:
-        return MlflowClient(existing(checkout), existing(checkout))
-    except ValueError:
-        return None
+    store = database(checkout)
+    return None if store.file and not store.file.is_file() else MlflowClient(store.uri, store.uri)
 
 
 def _pages(search: Any, *arguments: Any) -> list[Any]:

@@ -1,7 +1,8 @@
-"""A stage that starts again goes on in the run it was cut off in: same stage, same fingerprint, not finished, nobody at work."""
+"""A stage that starts again goes on in the run it was cut off in: same stage, same fingerprint, not finished or deleted, nobody at work."""
 
 import glob
 import socket
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -29,20 +30,27 @@ def begin_or_resume(database: Database, name: str, mark: str, parent: str, tags:
 
 def _resumed(database: Database, key: str, name: str, mark: str, parent: str, tags: Mapping[str, str]) -> Run | None:
     """The newest run of this work, if it can go on."""
+    known: dict[str, int]
     written = [
         journal
         for journal in journals(database.journals, glob.escape(key), finished=True)
         if journal.state().uri == database.uri
     ]
     if written:
-        newest, known = written[-1], dict[str, int]()
-        if not resumable(newest.state()):
+        newest, known = written[-1], {}
+        if not resumable(newest.state()) or _deleted(database, newest.state().run_id):
             return None
     else:  # perhaps on another machine
         found = _elsewhere(database, name, mark)
         if found is None:
             return None
-        newest, known = _taken_over(database, key, found), _last_steps(database, found)
+        try:
+            known = _last_steps(database, found)
+        except AwayError as error:
+            kept = f"MLflow did not give the curves of {found.info.run_id}: {error}"
+            print(f"warning: {name} gets a new row, for {kept}", file=sys.stderr)
+            return None
+        newest = _taken_over(database, key, found)
     before = newest.state().parent
     run = Run.resume(database, newest, known)
     moved = {}
@@ -53,6 +61,18 @@ def _resumed(database: Database, key: str, name: str, mark: str, parent: str, ta
         run.journal.note(parent=parent)
     run.tags({**tags, **moved})
     return run
+
+
+def _deleted(database: Database, run_id: str) -> bool:
+    """Whether a person has deleted the row, into MLflow's bin or for good. False while MLflow has it not yet, or is away."""
+    if not run_id:
+        return False
+    try:
+        with away():
+            client = database.client()
+            return not client.search_runs([database.experiment(client)], f"attributes.run_id = '{run_id}'")
+    except AwayError:  # the first operation of the run tells
+        return False
 
 
 def resumable(state: State) -> bool:
@@ -91,7 +111,7 @@ def _taken_over(database: Database, key: str, found: Any) -> Journal:
 
 
 def _last_steps(database: Database, found: Any) -> dict[str, int]:
-    """The last step of each metric of a run."""
+    """The last step of each metric of a run. Raises AwayError."""
     with away():
         client = database.client()
         names = [name for name in found.data.metrics if not name.startswith("system/")]

@@ -194,3 +194,29 @@ def test_a_disk_that_takes_nothing_more_is_told(tmp_path: Path) -> None:
         append(Path("/dev/full"), row(3), [])  # Linux has a disk that is always full
     with pytest.raises(IsADirectoryError):  # which no room mends
         append(tmp_path, row(3), [])
+
+
+class Faulty(Heard):
+    """Cannot take the first row, for a fault of ours or of a library's."""
+
+    def points(self, row: Row, ranks: Sequence[Row], when: int) -> None:
+        if row["step"] == 1:
+            raise KeyError("no such thing")
+        super().points(row, ranks, when)
+
+
+def test_a_fault_of_the_listener_is_told_and_the_following_goes_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, heard = tmp_path / "history.jsonl", Faulty()
+    path.touch()
+    checkpoint(tmp_path, 2)
+    with following(path, 10, heard):
+        deadline = time.monotonic() + 60
+        logs(path, [1])
+        while "KeyError" not in (told := capsys.readouterr().out):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        logs(path, [2, 3], collapsed=1.0)
+    assert "WARNING: the curves of this step were not written: KeyError: 'no such thing'; training goes on" in told
+    assert heard.rows == [2] and heard.warnings == ["collapsed: step 2"]

@@ -1,14 +1,21 @@
 """What is wrong with MLflow is told before a run begins, in a few seconds, with the way out."""
 
+import os
 import socket
 import sqlite3
+import subprocess
+import sys
 import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from mlflow import MlflowClient
 
 from components import parent_runs, tracking
+from components.tracking import removal, sync
 
 
 def test_a_database_that_works_passes(project: Path) -> None:
@@ -85,3 +92,52 @@ def test_a_deleted_experiment(project: Path) -> None:
         ValueError, match=f"'stop' .* was deleted; `mlflow experiments restore --experiment-id {number}`"
     ):
         parent_runs.check(project)
+
+
+def test_a_relative_database_is_refused_at_every_door(
+    project: Path, stage_run: Callable[..., AbstractContextManager[Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The flow works in the checkout and its stages in a tree of their own: each would have a file there."""
+    monkeypatch.chdir(project)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:///mlflow.db")
+    said = f"'sqlite:///mlflow.db', a sqlite file at a relative path; .* sqlite:///{project}/mlflow.db, or unset it"
+    doors: list[Callable[[], object]] = [
+        lambda: parent_runs.check(project),
+        lambda: parent_runs.start_pipeline(project, project, "run", {"trigger": "dvc"}),
+        lambda: parent_runs.begin_row(project, "sweep", {}),
+        lambda: parent_runs.pipeline_rows(project, ["run"]),
+        lambda: removal.promoted(project),
+        lambda: stage_run(project).__enter__(),
+    ]
+    for door in doors:
+        with pytest.raises(ValueError, match=said):
+            door()
+    assert not (project / "logs").exists()
+
+
+STAGE = """
+import sys
+from components.__main__ import main
+print(main(sys.argv[1:]), "components.report.run" in sys.modules)
+"""
+
+
+def test_a_relative_database_ends_a_stage_before_its_libraries_are_loaded(project: Path, repository: Path) -> None:
+    arguments = ["report", f"--params={repository / 'params/report.yaml'}"]
+    arguments += [f"--{name}={project}" for name in ("metrics", "values", "protocols", "plots")]
+    arguments += [f"--{name}={project / name}" for name in ("report", "page", "table", "run")]
+    environment = os.environ | {"MLFLOW_TRACKING_URI": "sqlite:///mlflow.db"}
+    command = [sys.executable, "-c", STAGE, *arguments]
+    ended = subprocess.run(command, cwd=project, env=environment, capture_output=True, text=True)
+    assert ended.stdout == "2 False\n"
+    assert ended.stderr.startswith(
+        "error: MLFLOW_TRACKING_URI is 'sqlite:///mlflow.db', a sqlite file at a relative path"
+    )
+
+
+def test_sync_tells_it_in_one_line(
+    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:///mlflow.db")
+    assert sync.main(["--root", str(project)]) == 2
+    assert capsys.readouterr().err.startswith("error: MLFLOW_TRACKING_URI is 'sqlite:///mlflow.db', ")

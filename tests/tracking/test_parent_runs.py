@@ -1,5 +1,6 @@
 """The rows of pipeline runs: begun safely by a crowd, found again, compared only under one protocol."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -111,3 +112,28 @@ def test_a_run_killed_before_it_had_a_row_closes_no_other(project: Path) -> None
     parent_runs.close_killed(project, "")
     (row,) = database(project).client().search_runs([database(project).experiment(database(project).client())])
     assert (row.info.run_id, row.info.status) == (alive, "RUNNING")
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_cached_stage_is_linked_only_where_its_row_is(
+    project: Path, runs: Runs, capsys: pytest.CaptureFixture[str], known: bool
+) -> None:
+    """A server and its sqlite file share rows, so the address alone says nothing."""
+    store = database(project)
+    client = store.client()
+    made = client.create_run(store.experiment(client), run_name="davis").info.run_id if known else "0" * 32
+    (project / "params/davis.yaml").write_text("seed: 0\n")
+    (project / "runs").mkdir()
+    about = {"stage": "davis", "mlflow_run_id": made, "tracking_uri": "http://mlflow:5000"}
+    (project / "runs/davis.json").write_text(json.dumps(about))
+    row = parent_runs.start_pipeline(project, project, "run", {"trigger": "prefect"})
+    parent_runs.finish_pipeline(project, project, row, "FINISHED", ["davis"])
+    told = capsys.readouterr().err
+    found = {run.info.run_id: run for run in runs(project)}
+    assert found[row].info.status == "FINISHED"
+    assert found[row].data.tags.get("linked.davis") == (made if known else None)
+    if known:
+        assert found[made].data.tags["mlflow.parentRunId"] == row and not told
+    else:
+        where = f"MLflow at http://mlflow:5000, not at {store.uri}"
+        assert told == f"warning: davis has its row {made} in {where}; it is not linked\n"

@@ -4,6 +4,7 @@ import os
 import shutil
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 from mlflow import MlflowClient
+from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 
 from components import parent_runs, tracking
 from components.stage import contract
@@ -165,3 +167,31 @@ def test_the_process_is_told(project: Path, stage_run: StageRun, runs: Runs) -> 
     with stage_run(project):
         (run,) = runs(project)
     assert (run.data.tags["process.host"], run.data.tags["process.pid"]) == (socket.gethostname(), str(os.getpid()))
+
+
+def test_a_row_whose_curves_cannot_be_had_is_left_and_the_stage_begins_another(
+    project: Path, stage_run: StageRun, runs: Runs, same_work: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cut_off(project, stage_run, 3, ending=RuntimeError)
+    shutil.rmtree(project / "logs")
+    with sqlite3.connect(project / "mlflow.db") as connection:
+        connection.execute("DELETE FROM metrics")
+    cut_off(project, stage_run, 4)
+    before, after = runs(project)
+    assert (before.info.status, after.info.status) == ("FAILED", "FINISHED")
+    assert f"gets a new row, for MLflow did not give the curves of {before.info.run_id}: " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("how", ["bin", "for good"])
+def test_work_whose_row_was_deleted_gets_another(
+    project: Path, stage_run: StageRun, runs: Runs, history: History, same_work: None, how: str
+) -> None:
+    cut_off(project, stage_run, 3, ending=RuntimeError)
+    (before,) = runs(project)
+    MlflowClient(f"sqlite:///{project / 'mlflow.db'}").delete_run(before.info.run_id)
+    if how == "for good":
+        SqlAlchemyStore(f"sqlite:///{project / 'mlflow.db'}", str(project))._hard_delete_run(before.info.run_id)
+    cut_off(project, stage_run, 4, first=3)
+    (after,) = runs(project)
+    assert (after.info.status, after.data.tags["attempt"]) == ("FINISHED", "1")
+    assert [step for step, _ in history(project, after.info.run_id, "report/curve")] == [3, 4]
