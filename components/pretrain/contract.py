@@ -44,7 +44,8 @@ class PretrainParams(Params):
     )
     keep_every: int = Field(
         ge=0,
-        description="Checkpoints at multiples of so many steps stay as well, to look at later; 0 keeps none of them.",
+        description="Checkpoints at multiples of so many steps stay as well, to look at later: a multiple of `checkpoint_every`; 0 "
+        "keeps none of them.",
     )
 
     @model_validator(mode="after")

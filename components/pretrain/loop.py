@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from components.pretrain.quality import Quality
 
 CHECKPOINT_S = 600.0
-"""Seconds after which a logged step is a checkpoint as well, whatever `checkpoint_every` says: a restart loses ten minutes at most."""
+"""Seconds after which a logged step is a checkpoint as well, whatever `checkpoint_every` says, so that a restart loses little time."""
 
 Row = dict[str, float]
 OnLog = Callable[[Row, Row], None]

@@ -1,4 +1,4 @@
-"""SIGKILL of everything in the middle of pretraining loses nothing but the steps since the last checkpoint."""
+"""SIGKILL of the driver, or of everything, in the middle of pretraining loses nothing but the steps since the last checkpoint."""
 
 import csv
 import json
@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -62,14 +63,30 @@ def kill_tree(process: subprocess.Popen[str]) -> None:
     process.wait()
 
 
-def kill_after(folder: Path, values: dict[str, Any], toy: Path, rows: int) -> Path:
+def kill_driver(process: subprocess.Popen[str]) -> None:
+    """The driver alone; its workers, whom nobody tells, must not train on beside the next one's."""
+    children = psutil.Process(process.pid).children(recursive=True)
+    workers = [child for child in children if "RayTrainWorker" in " ".join(child.cmdline())]
+    process.kill()
+    process.wait()
+    gone, alive = psutil.wait_procs(workers, timeout=30)
+    assert gone and not alive, alive
+
+
+def kill_after(
+    folder: Path,
+    values: dict[str, Any],
+    toy: Path,
+    rows: int,
+    kill: Callable[[subprocess.Popen[str]], object] = kill_tree,
+) -> Path:
     """Starts pretraining in `folder`, kills everything once more than `rows` steps are logged; its resume state."""
     process = start(folder, values, toy)
     deadline = time.monotonic() + 240
     while not (found := [path for path in (folder / "work").glob("*/history.jsonl") if logged(path) > rows]):
         assert time.monotonic() < deadline and process.poll() is None, process.stdout and process.stdout.read()
         time.sleep(0.05)
-    kill_tree(process)
+    kill(process)
     return found[0].parent
 
 
@@ -91,7 +108,7 @@ def test_a_second_run_continues_and_ends_where_an_uninterrupted_one_does(
 ) -> None:
     tiny["optimisation"]["epochs"] = 20
     place = tmp_path / "killed"
-    state = kill_after(place, tiny, toy_images, 8)
+    state = kill_after(place, tiny, toy_images, 8, kill_driver)
     assert 8 < logged(state / "history.jsonl") < 60
     client = MlflowClient(f"sqlite:///{place / 'mlflow.db'}")
     (before,) = client.search_runs(["1"])

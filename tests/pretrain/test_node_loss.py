@@ -9,6 +9,7 @@ from queue import Empty, Queue
 from threading import Thread
 from typing import Any
 
+import psutil
 import pytest
 
 from ..cluster.nodes import Nodes
@@ -121,3 +122,28 @@ def test_a_node_that_is_drained_is_a_lost_one_and_ray_starts_nothing_by_itself(
     assert driver.wait(timeout=60) == 0, output
     assert steps_of(tmp_path / "drained/history.csv") == list(range(1, 151)) and steps_shown(output)[-1] == 150
     assert output.count("WARNING: a worker was lost") == 1 and "starting the workers again from step 0" not in output
+
+
+def test_where_a_spare_node_is_there_training_goes_on_at_once(
+    tmp_path: Path, tiny: dict[str, Any], toy_images: Path, nodes: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its loss is felt before Ray counts the node as gone, which then still counts among those that must see the files."""
+    tiny["optimisation"]["epochs"] = 40
+    tiny["scale"]["workers"] = 2
+    added = [nodes.add(1) for _ in range(3)]
+    driver = joined(nodes, monkeypatch, tmp_path / "spare", tiny, toy_images)
+    told = Told(driver)
+    until_logged(tmp_path / "spare", driver, told, 8)
+    nodes.kill(next(node for node in added if trains(node)))
+    told.until("starting the workers again from step")
+    output = told.end()
+    assert driver.wait(timeout=60) == 0, output
+    assert steps_of(tmp_path / "spare/history.csv") == list(range(1, 121))
+    assert "starting the workers again from step 0" not in output and "giving up" not in output
+
+
+def trains(node: subprocess.Popen[bytes]) -> bool:
+    """Whether a worker is on it."""
+    return any(
+        "RayTrainWorker" in " ".join(each.cmdline()) for each in psutil.Process(node.pid).children(recursive=True)
+    )
