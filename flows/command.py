@@ -3,7 +3,7 @@
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing import Pipe
 from pathlib import Path
@@ -65,11 +65,13 @@ def run(
     on_line: Callable[[str], None],
     timeout_s: float = 0,
     grace_s: float = GRACE_S,
+    keep: Collection[int] = (),
 ) -> Ended:
     """Runs `command` in `folder`; blocks until it and everything it started have ended.
 
     Every line of stdout and stderr is appended to `log` and handed to `on_line`. After `timeout_s` seconds (0: no
-    limit) the tree gets SIGINT, SIGTERM after another `grace_s`, then SIGKILL.
+    limit) the tree gets SIGINT, SIGTERM after another `grace_s`, then SIGKILL. The descriptors in `keep` stay
+    open as long as the command runs, even if this process dies.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     options = ["--log", str(log), "--timeout-s", str(timeout_s), "--grace-s", str(grace_s), "--", *command]
@@ -81,6 +83,7 @@ def run(
         stderr=subprocess.STDOUT,
         cwd=folder,
         env=dict(environment),
+        pass_fds=tuple(keep),
         start_new_session=True,  # Ctrl-C in a terminal reaches the caller only, which then lets go of the lifeline
         text=True,
         encoding="utf-8",

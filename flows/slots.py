@@ -1,10 +1,10 @@
 """GPUs as slots of one of Prefect's global concurrency limits: a stage with `meta: {gpu: n}` holds n of them while it runs.
 
 The limit counts over all runs of a Prefect server, whichever door they came through. People see and change it under
-*Concurrency* in the UI, or with `prefect gcl update gpu --limit 4`.
+*Concurrency* in the UI, or with `prefect gcl update gpu --limit 4`. Which GPUs a stage gets is `flows.devices`' part.
 """
 
-import select
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from http import HTTPStatus
@@ -20,16 +20,12 @@ from prefect.concurrency.sync import concurrency
 from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
 from prefect.runtime import task_run
 
+from flows import devices
 from flows.command import Lifeline
 from flows.graph import Node
 
 LIMIT = "gpu"
 LEASE_S = 90  # a killed holder's slots come back after at most this and a round of 15 s; Prefect takes no less than 60
-ASK_S = 2.0
-
-
-class ReleasedError(RuntimeError):
-    """The run was cancelled while a stage waited for its turn."""
 
 
 def check(nodes: Sequence[Node]) -> None:
@@ -53,48 +49,26 @@ def check(nodes: Sequence[Node]) -> None:
 
 
 def ensure() -> int:
-    """How many slots the limit has. Where there is none yet, it gets one for each GPU of this machine, and at least one."""
+    """How many slots the limit has. Where there is none yet, it gets one for each GPU that is to be seen here, and at least one."""
     with get_client(sync_client=True) as client:
         try:
             return client.read_global_concurrency_limit_by_name(LIMIT).limit
         except ObjectNotFound:
             with suppress(ObjectAlreadyExists):  # where another run was quicker
-                client.create_global_concurrency_limit(GlobalConcurrencyLimitCreate(name=LIMIT, limit=max(1, gpus())))
+                limit = max(1, len(devices.present(os.environ)))
+                client.create_global_concurrency_limit(GlobalConcurrencyLimitCreate(name=LIMIT, limit=limit))
             return client.read_global_concurrency_limit_by_name(LIMIT).limit
-
-
-def gpus() -> int:
-    """The NVIDIA GPUs of this machine; 0 where there is no driver."""
-    import pynvml
-
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        return 0
-    try:
-        return int(pynvml.nvmlDeviceGetCount())
-    finally:
-        pynvml.nvmlShutdown()
 
 
 @contextmanager
 def held(count: int, lifeline: Lifeline, spare: Callable[[], bool]) -> Iterator[None]:
-    """Waits until `count` slots are free and holds them, inside a task. Raises ReleasedError when the run ends meanwhile.
+    """Waits as `devices.turn` until `count` slots are free and holds them, inside a task.
 
-    `spare` is asked once when they are not free: a stage that needs no GPU after all goes on without. A server that is away
-    for long costs the slots, not the stage: it goes on, and Prefect's log warns.
+    A server that is away for long costs the slots, not the stage: it goes on, and Prefect's log warns.
     """
     with ExitStack() as stack:
-        waits = False
-        while count and not _tried(stack, count):
-            if not waits:
-                if spare():
-                    break
-                get_run_logger().info("waits for %s of the slots %r, which other stages hold", count, LIMIT)
-            waits = True
-            # Prefect's own waiting would outlast a cancelled run, of which only the main thread is told.
-            if select.select([lifeline], [], [], ASK_S)[0]:
-                raise ReleasedError(f"stopped while it waited for {count} of the slots {LIMIT!r}")
+        if count:
+            devices.turn(lambda: _tried(stack, count), spare, lifeline, f"{count} of the slots {LIMIT!r}")
         yield
 
 

@@ -15,7 +15,7 @@ from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas import State
 from prefect.states import Completed, Failed
 
-from flows import artifacts, command, run_cache, slots
+from flows import artifacts, command, devices, run_cache, slots
 from flows.kept import kept
 
 terminal = logging.getLogger("flows")
@@ -73,11 +73,21 @@ def run_stage(stage: str, timeout_s: float, gpus: int, run: Run) -> State[dict[s
     lines = _Lines(stage)
     repro = run_cache.command("repro", "--single-item", *["-f"] * (stage in run.forced), stage)
     environment = stage_environment(run.environment)
+    own = devices.wanted(stage, gpus, environment)
+
+    def spare() -> bool:
+        return stage not in run.forced and kept(run.root, stage)
+
     try:
-        with slots.held(gpus, run.lifeline, lambda: stage not in run.forced and kept(run.root, stage)):
+        with (
+            slots.held(gpus, run.lifeline, spare),
+            devices.own(own, environment, run.lifeline, spare) as (visible, sockets),
+        ):
             started = time.monotonic()
-            ended = command.run(repro, run.lifeline, run.root, environment, log, lines, timeout_s)
-    except slots.ReleasedError as error:
+            ended = command.run(
+                repro, run.lifeline, run.root, environment | visible, log, lines, timeout_s, keep=sockets
+            )
+    except (devices.ReleasedError, devices.TooFewError) as error:
         return Failed(message=f"error: {error}", data={"stage": stage, "state": "failed", "seconds": 0.0, "log": ""})
     lines.progress.end()
     if ended.status:  # the memory's end kills a stage as well

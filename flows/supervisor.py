@@ -34,7 +34,12 @@ def _supervise(command: list[str], log: Path, timeout_s: float, grace_s: float) 
     with log.open("ab") as file:
         started = time.monotonic()
         child = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            close_fds=False,  # what the caller wants kept stays open even if this process alone is killed
+            start_new_session=True,
         )
         assert child.stdout
         pump = threading.Thread(target=_pump, args=(child.stdout, file), daemon=True)
