@@ -1,11 +1,12 @@
 """What one worker does, whoever started it: builds or restores its trainer, trains, saves; and tells what stopped it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from safetensors.torch import save_file
+from torch import Tensor
 
 from components.images.store import Store
 from components.pretrain import checkpoints
@@ -57,17 +58,19 @@ def work(job: Job, parallel: Alone, on_log: OnLog, stopping: Callable[[], bool])
 
 
 def _restore(trainer: Trainer, checkpoint: Path) -> None:
-    """Raises ValueError for a state of another model, as whoever moved checkpoints about may have left."""
-    try:
-        trainer.restore(checkpoints.load(checkpoint))
-    except (RuntimeError, KeyError) as error:
-        if _out_of_memory(error):
-            raise
-        first = " ".join(line.strip() for line in str(error).splitlines()[:2])
+    """Raises ValueError for a state of another model, as whoever moved checkpoints about may have left; asks no other worker for that."""
+    state = checkpoints.load(checkpoint)
+    there, here = _shapes(state["model"]), _shapes(trainer.model.state_dict())
+    if wrong := sorted(name for name in there.keys() | here.keys() if there.get(name) != here.get(name)):
         raise ValueError(
-            f"the state in {checkpoint} does not fit this model: {first}; bring back its own checkpoints, or remove "
-            f"{checkpoint.parents[1]} to begin at step 0"
-        ) from error
+            f"the state in {checkpoint} does not fit this model: {wrong[0]} is {there.get(wrong[0], 'nothing')} there and "
+            f"{here.get(wrong[0], 'nothing')} here; bring back its own checkpoints, or remove {checkpoint.parents[1]} to begin at step 0"
+        )
+    trainer.restore(state)
+
+
+def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
 
 
 def _train(job: Job, trainer: Trainer, on_log: OnLog) -> bool:
